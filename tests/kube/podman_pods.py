@@ -94,7 +94,8 @@ class PodmanPod:
         shutil.rmtree(self.folder / self.name, ignore_errors=True)
         file = self.folder / f"{self.name}.yaml"
         file.write_text(yaml.safe_dump(self.manifest()))
-        await podman("kube", "play", "--network", self.network, "--ip", self.address, str(file))
+        place = ("--network", self.network, "--ip", self.address, "--mac-address", _hardware_address(self.address))
+        await podman("kube", "play", *place, str(file))
 
     async def wait_ready(self) -> None:
         """Ask the readiness probes of all containers, as a kubelet does, until all answer 200."""
@@ -148,6 +149,12 @@ class PodmanPod:
             pid, readonly = (await podman("inspect", "--format", asked, name)).split()
             found.append(f"{_rights_of(pid)} {readonly}")
         return found
+
+
+def _hardware_address(address: str) -> str:
+    """The same one for each pod at this address. Otherwise the other pods would send to the hardware address of the
+    pod that is gone, for half a minute. In a cluster, a new pod has a new address."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
 def _rights_of(pid: str) -> str:

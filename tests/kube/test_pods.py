@@ -54,7 +54,7 @@ VALUES = {
 def manifests() -> list[Manifest]:
     """The rendered release, if this machine can run it."""
     if not os.environ.get("QUIRE_KUBE_PODS"):
-        pytest.skip("QUIRE_KUBE_PODS=1 runs it: its first run, on a machine with other load, lost answers")
+        pytest.skip("QUIRE_KUBE_PODS=1 runs it: fifteen containers for five minutes")
     if os.getuid() != 0 or not shutil.which("podman"):
         pytest.skip("pods need root and podman")
     if not envoy_binary():
