@@ -82,7 +82,7 @@ def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None =
 
 
 def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:
-    """Return the metric of this name, which is made at first. Raises ValueError for a name without `quire_`, or one
+    """Return the metric of this name; the first call makes it. Raises ValueError for a name without `quire_`, or one
     that exists with another type or other labels."""
     if not name.startswith("quire_"):
         raise ValueError(f"metric {name!r} does not start with quire_")

@@ -133,7 +133,7 @@ class RedisBackend:
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """Write the pages that Redis does not have. Pages that it has already, from any kvstore, get a new time to
-        live. Returns the number of these pages that Redis has now."""
+        live. Returns how many of `pages` Redis has afterwards."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]

@@ -202,11 +202,11 @@ class DetokenizeOutgoing:
         message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
         size, most = len(message.token), MESSAGE_BYTES - (_LONG_BYTES if self._long else 0)
         while opens and self._short and size < most:
-            size += self._open(self._short[0], message, MESSAGE_BYTES - size)
+            size += self._add_opening(self._short[0], message, MESSAGE_BYTES - size)
             if self._short[0].done:
                 self._short.popleft()
         if opens and self._long:
-            self._open(self._long[0], message, max(MESSAGE_BYTES - size, _LONG_BYTES))
+            self._add_opening(self._long[0], message, max(MESSAGE_BYTES - size, _LONG_BYTES))
             if self._long[0].done:
                 self._long.popleft()
         if self._closes and not self._rows:  # a close must not overtake its handle's rows
@@ -220,10 +220,10 @@ class DetokenizeOutgoing:
         opening = self._opening_suspect = self._opening_suspect or self._suspects.popleft()
         self._suspect_in_flight = self._others_next = True
         message = tb.DetokenizeRequest()
-        self._open(opening, message, MESSAGE_BYTES)
+        self._add_opening(opening, message, MESSAGE_BYTES)
         return message
 
-    def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
+    def _add_opening(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
         """Add a sequence's open, then its rows, to the message, up to `room` bytes. Returns the number of bytes that
         were added. Sets `done` when everything was added, or when the sequence has left the session. If the open or a
         row cannot be made, the sequence fails."""

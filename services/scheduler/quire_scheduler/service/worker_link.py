@@ -152,7 +152,7 @@ class WorkerLink:
                 self._engine.on_report(report)
                 # The Grant for the worker's next step goes out first, then the sessions get the outputs of the last
                 # step.
-                self._pump()
+                self._send_grants()
                 self._engine.flush()
                 # Metrics are updated after both are on their way.
                 asyncio.get_running_loop().call_soon(metrics.steps, report)
@@ -169,22 +169,22 @@ class WorkerLink:
             call.cancel()
             out.put_nowait(None)
 
-    def _pump(self) -> None:
+    def _send_grants(self) -> None:
         """Send Grants until the engine has no more."""
         while self._call is not None and (grant := self._engine.next_grant()) is not None:
             self._monitor.grant_sent(grant.seq)
             self._out.put_nowait(encode_grant(grant))
 
     def _kick(self) -> None:
-        """Schedule one `_pump_and_flush` for all changes that this turn of the event loop makes outside a Report."""
+        """Schedule one `_grant_and_deliver` for all changes that this turn of the event loop makes outside a Report."""
         if self._kicked is None:
-            self._kicked = asyncio.get_running_loop().call_soon(self._pump_and_flush)
+            self._kicked = asyncio.get_running_loop().call_soon(self._grant_and_deliver)
 
-    def _pump_and_flush(self) -> None:
+    def _grant_and_deliver(self) -> None:
         """Send Grants and deliver the outputs to the sessions. If that raises, give up the worker."""
         self._kicked = None
         try:
-            self._pump()
+            self._send_grants()
             self._engine.flush()
         except Exception:
             log.exception("the next Grant could not be made")

@@ -50,10 +50,11 @@ class HostRows:
         changed: Changed,
         masks: RowMasks | None = None,
     ) -> Changed:
-        """Change on the host the `logits` [N, V] of rows that run Python. Returns `changed` with these rows added; they
-        sample from it instead of their logits. `places` has the row of each sequence, last_token [slots] the tokens
-        that were sampled before this step, and `masks` the masks of a step with grammars. Waits for the current stream.
-        A row that fails has no token left to sample, and its controls have the error."""
+        """Let logits processors in Python change the `logits` [N, V] of their rows, on the host. `changed` has the
+        logits from which rows sample in place of `logits`; returns it with those of these rows added. `places` has the
+        row of each sequence, last_token [slots] the tokens that were sampled before this step, and `masks` the masks
+        of a step with grammars. Waits for the current stream. A row that fails has no token left to sample, and its
+        controls have the error."""
         asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()

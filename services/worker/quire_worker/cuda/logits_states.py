@@ -106,7 +106,7 @@ class LogitsStates:
         """Upload the state of a sequence that has begun to sample, and keep it for its slot; None if there is no
         room."""
         words = packed_state(controls.sequence, self._vocab_size, self._room)
-        if not self._has_room(words.nbytes):
+        if not self._make_room(words.nbytes):
             return None
         known, capacity = int(words[AT.known]), int(words[AT.capacity])
         most = most_ids(controls.sequence, known, self._vocab_size)
@@ -123,7 +123,7 @@ class LogitsStates:
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
         added = 2 * (after - before)
-        if not self._has_room(added * _WORD):
+        if not self._make_room(added * _WORD):
             return None
         words = torch.zeros(len(held.words) + added, dtype=torch.int32, device=self._device)
         words[: begin + before] = held.words[: begin + before]
@@ -134,7 +134,7 @@ class LogitsStates:
         self._num_bytes += added * _WORD
         return held
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes more may be taken; drops the states of ended sequences if that is needed."""
         if self._num_bytes + num_bytes > self._most_bytes:
             for slot in [slot for slot, held in self._held.items() if held.controls.ended]:

@@ -4,7 +4,7 @@ Quire's own reader of safetensors reads the tensors. transformers puts them into
 tensors than the file has, it renames, splits or stacks them. transformers opens no file, so that nothing is unpickled.
 
 The reader copies a tensor piece by piece to the model's device, in its final type. So host memory never holds the
-weights of a GPU, nor a second copy of its own.
+weights of a model that a GPU runs, and holds the weights of a model that the CPU runs only once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiles a kernel's LLVM IR, which numba makes, to a relocatable object, and loads objects into this process.
 
-numba's own cache on disk uses pickle, and two of its entries may define the same symbol. An object of this module has
-one visible symbol. All kernels run from such objects, whether they come from the cache or not. So both have the same
-bits.
+This module replaces numba's own cache on disk, which uses pickle and in which two entries may define the same symbol.
+An object file of this module exports one symbol. A kernel runs from its object file even right after it was compiled.
+So a kernel from the cache has the same machine code as a new one.
 """
 
 from __future__ import annotations
