@@ -96,6 +96,12 @@ prefill, KV transfer and sampling work as for other models.
 Steps take longer than in Quire's own code, mostly if they are small. On a CPU with one thread, a step of the demo
 model took 8 ms instead of 1 ms for one sequence, and 34 ms instead of 23 ms for 64 ([log](../bench/LOG.md)).
 
+On a GPU, the worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers and rotations
+of queries and keys. A part is replaced only if the kernel computes the same for random rows. The worker then captures
+steps in CUDA graphs, if a replayed graph computes the same as a new pass. If not, it logs the reason, and steps run
+kernel by kernel. On an H200, the time between tokens of a model with Qwen3 0.6B's shape was 1.06 ms for one sequence,
+1.81 ms for 32 and 2.79 ms for 128. Quire's own code took 0.72, 1.24 and 2.11 ms.
+
 ```
 pip install 'transformers>=5.23,<5.24'
 quire serve org/name
@@ -113,9 +119,8 @@ The worker reads the weights itself, only from safetensors, and runs no code of 
 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files need an entry in the table.
 
 In the Transformers backend, the last bits of logits may depend on the batch. So greedy tokens may depend on the batch
-too. The worker does
-not report the capability `batch_invariant`, and refuses `--batch-invariant`. The two implementations never share KV
-pages.
+too. The worker does not report the capability `batch_invariant`, and refuses `--batch-invariant`. The two
+implementations never share KV pages.
 
 The backend refuses a model that it would compute wrongly. The error says why:
 
@@ -145,9 +150,9 @@ transformers alone, on the CPU in float32. Greedy tokens must be equal, and logi
 _OUTRO = """## GPUs
 
 The GPU's kernels compute the same features as the CPU's. Tests run the kernels on the CPU by Triton's interpreter,
-and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU. The Transformers backend was never run
-on a GPU; its steps are not captured in CUDA graphs. The size of a head must be a multiple of 16, and at most 256. The
-worker refuses other models, and its error names the size.
+and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU, SmolLM2 among them, from its GGUF file.
+The Transformers backend has been run on a GPU with two of them. The size of a head must be a multiple of 16, and at
+most 256. The worker refuses other models, and its error names the size.
 
 ## What is refused
 

@@ -122,6 +122,26 @@ def test_protobuf_stops_at_the_boundary() -> None:
                 assert boundary.search(path.stem), f"{path} imports protobuf but is no boundary by its name"
 
 
+def kernels_with_names_of_triton(source: str) -> list[str]:
+    """Names of kernels with a parameter that Triton's generated launch code uses for itself, and so overwrites."""
+    return [
+        function.name
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef)
+        and any(argument.arg in ("params", "specialization", "options") for argument in function.args.args)
+        and any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+    ]
+
+
+def test_no_kernel_has_a_parameter_that_triton_overwrites() -> None:
+    """The interpreter, which most tests use, does not notice it."""
+    folder = ROOT / "services" / "worker" / "quire_worker" / "ops" / "triton" / "kernels"
+    sources = [path.read_text() for path in sorted(folder.glob("*.py"))]
+    assert sources
+    assert not [name for source in sources for name in kernels_with_names_of_triton(source)]
+    assert kernels_with_names_of_triton("@triton.jit(x=1)\ndef kernel(rows, params): pass") == ["kernel"]
+
+
 def test_files_stay_small() -> None:
     long = {str(p.relative_to(ROOT)): n for p in ours() if (n := len(p.read_text().splitlines())) > MAX_LINES}
     assert not long, f"split by concern: {long}"

@@ -67,21 +67,21 @@ def not_below_infinity(x):
 
 
 @triton.jit
-def has_filters(params, row):
+def has_filters(param_rows, row):
     """Whether a row samples from less than all tokens."""
-    return tl.load(params + row * WORDS + PARAM.filtered) != 0
+    return tl.load(param_rows + row * WORDS + PARAM.filtered) != 0
 
 
 @triton.jit
-def sampling_param(params, row, WORD: tl.constexpr):
-    """Load a number of a row's sampling parameters in float32. `params` has the rows of sampling/param_rows.py."""
-    return tl.load(params + row * WORDS + WORD).to(tl.float32, bitcast=True)
+def sampling_param(param_rows, row, WORD: tl.constexpr):
+    """Load a number of a row's sampling parameters in float32. `param_rows` has the rows of sampling/param_rows.py."""
+    return tl.load(param_rows + row * WORDS + WORD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def random_key(params, row):
+def random_key(param_rows, row):
     """Load a row's seed (uint64) and its sample index."""
-    start = params + row * WORDS
+    start = param_rows + row * WORDS
     low = tl.load(start + PARAM.seed).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(start + PARAM.seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     return (high << 32) | low, tl.load(start + PARAM.sample_index)

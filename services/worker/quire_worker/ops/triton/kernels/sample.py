@@ -38,7 +38,7 @@ _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
 @triton.jit
 def sample_kernel(
     logits,
-    params,
+    param_rows,
     maximum,
     ranges,
     position,
@@ -81,13 +81,13 @@ def sample_kernel(
             return
     token = part * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED)
-    heat = sampling_param(params, row, PARAM.temperature)
+    heat = sampling_param(param_rows, row, PARAM.temperature)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
         score = tl.max(x, axis=0)
         chosen = tl.min(tl.where(x == score, token, _NO_TOKEN), axis=0)
     else:
-        key, sample = random_key(params, row)
+        key, sample = random_key(param_rows, row)
         at = tl.load(position + row)
         if FILTERED:
             x = tl.where(x <= tl.load(ranges + row * RANGE + MOST_KEPT), x, float("-inf"))

@@ -25,7 +25,7 @@ _LEAST: tl.constexpr = tl.constexpr(-2139095041)
 @triton.jit
 def group_maxima_kernel(
     logits,
-    params,
+    param_rows,
     blocked,
     stop_id,
     maximum,
@@ -46,7 +46,7 @@ def group_maxima_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if has_filters(params, row):
+    if has_filters(param_rows, row):
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = row_logits(
@@ -60,7 +60,7 @@ def group_maxima_kernel(
 @triton.jit
 def top_k_top_p_kernel(
     logits,
-    params,
+    param_rows,
     blocked,
     stop_id,
     maximum,
@@ -90,13 +90,13 @@ def top_k_top_p_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not has_filters(params, row):
+    if not has_filters(param_rows, row):
         store_range(ranges, row, float("-inf"), float("inf"), 1.0)
         return
-    heat = sampling_param(params, row, PARAM.temperature)
-    k = tl.load(params + row * WORDS + PARAM.top_k)
-    p = sampling_param(params, row, PARAM.top_p)
-    least = sampling_param(params, row, PARAM.min_p)
+    heat = sampling_param(param_rows, row, PARAM.temperature)
+    k = tl.load(param_rows + row * WORDS + PARAM.top_k)
+    p = sampling_param(param_rows, row, PARAM.top_p)
+    least = sampling_param(param_rows, row, PARAM.min_p)
     lane = tl.arange(0, LANES)
     of_group = tl.load(maximum + row * groups + lane, mask=lane < groups, other=float("-inf"))
     most = tl.max(tl.where(of_group == of_group, of_group, float("-inf")), axis=0)
@@ -135,7 +135,7 @@ def top_k_top_p_kernel(
         elif found <= CANDIDATES:
             cut = _among(kept, found, cut, most, heat, k, p, 2, CANDIDATES)
             few += 1
-    typical = sampling_param(params, row, PARAM.typical_p)
+    typical = sampling_param(param_rows, row, PARAM.typical_p)
     by_typical = (typical < 1.0) & (tl.abs(most) < float("inf"))
     if (few == 0) & by_k:
         cut = _top_k_cut(

@@ -30,7 +30,7 @@ from quire_worker.ops.triton.kernels.sample import best_of, winner
 @triton.jit
 def top_p_mass_kernel(
     logits,
-    params,
+    param_rows,
     blocked,
     stop_id,
     ranges,
@@ -64,7 +64,7 @@ def top_p_mass_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = sampling_param(params, row, PARAM.temperature)
+    heat = sampling_param(param_rows, row, PARAM.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     bound = row_logits(
         logits, row, chosen, blocked, stop_id, control, changed, allowed, vocab, stops, CONTROLLED, MASKED
@@ -78,7 +78,7 @@ def top_p_mass_kernel(
 @triton.jit
 def top_p_kernel(
     logits,
-    params,
+    param_rows,
     blocked,
     stop_id,
     ranges,
@@ -115,7 +115,7 @@ def top_p_kernel(
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat = sampling_param(params, row, PARAM.temperature)
+    heat = sampling_param(param_rows, row, PARAM.temperature)
     cut, most = tl.load(ranges + row * RANGE + LEAST_KEPT), tl.load(ranges + row * RANGE + MOST_KEPT)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
@@ -128,7 +128,7 @@ def top_p_kernel(
     outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
     if not outside:
         return
-    key, sample = random_key(params, row)
+    key, sample = random_key(param_rows, row)
     at = tl.load(position + row)
     place = tl.arange(0, BLOCK)
     while outside:
