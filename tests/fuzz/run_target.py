@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.fuzz.target import Target
+    from tests.fuzz.target import Outcome, Target
     from tests.fuzz.watch import Watch
 
 PRODUCT = ["quire_common", "quire_kvstore", "quire_router", "quire_scheduler", "quire_tokenizer", "quire_worker"]
@@ -44,12 +44,15 @@ class Recorder:
         self._sample: list[bytes] = []
         self.done = 0
 
-    def run(self, data: bytes) -> None:
-        """Give the target an input. A finding is kept with its input, once for each place in the code."""
+    def run(self, data: bytes) -> Outcome | None:
+        """Give the target an input, and return the outcome; None: a finding. A finding is kept with its input, once for
+        each place in the code."""
         self._keep(data)
         self._watch.begin()
+        outcome = None
         try:
-            self.outcomes[self._target.run(data).value] += 1
+            outcome = self._target.run(data)
+            self.outcomes[outcome.value] += 1
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # whatever comes out is what is looked for; a panic of Rust is no Exception
@@ -59,6 +62,7 @@ class Recorder:
         except Exception as error:  # a Finding of the watch, or a file of /proc that is gone
             self._found(error, data)
         self.done += 1
+        return outcome
 
     def finish(self) -> None:
         """Write the figures and the sample to the folder."""
@@ -98,7 +102,10 @@ class Recorder:
 
 
 def run_random(recorder: Recorder, target: Target, inputs: int, seed: int) -> None:
-    """Change inputs by chance alone. What was changed may be changed again."""
+    """Change inputs by chance alone. What was changed may be changed again, if the first parser passes it: changes of
+    what no parser reads test little."""
+    from tests.fuzz.target import Outcome
+
     choose = random.Random(seed)
     pool = target.seeds()
     for data in list(pool):
@@ -106,8 +113,8 @@ def run_random(recorder: Recorder, target: Target, inputs: int, seed: int) -> No
     kept = len(pool)
     while recorder.done < inputs:
         data = target.mutate(choose.choice(pool), choose)[:_MOST_INPUT_BYTES]
-        recorder.run(data)
-        if choose.random() < 0.2:
+        outcome = recorder.run(data)
+        if choose.random() < 0.2 and outcome is not Outcome.UNREADABLE:
             pool.append(data)
         if len(pool) > _POOL:
             del pool[kept : kept + _POOL // 2]
