@@ -35,7 +35,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
-    """Of the completion; 0 where reasoning does not come apart from the text."""
+    """The completion has so many tokens of reasoning; 0 if the text contains reasoning."""
 
 
 @dataclass(frozen=True)

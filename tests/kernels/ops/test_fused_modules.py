@@ -79,6 +79,17 @@ def test_a_module_that_computes_something_else_stays(monkeypatch: pytest.MonkeyP
     assert (hidden(model) - before).abs().max() <= CLOSE * before.abs().max()
 
 
+@torch.inference_mode()
+def test_a_wide_norm_that_subtracts_the_mean_stays() -> None:
+    """The mean of many random numbers around 0 is almost 0, so such numbers would not tell it from an RMS norm."""
+    from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norms = CohereLayerNorm(4096, 1e-5), LlamaRMSNorm(4096, 1e-5)
+    found = [fused_modules.find_fused(norm.to(DEVICE, DTYPE), tiny_ops()) for norm in norms]
+    assert [type(each).__name__ for each in found] == ["NoneType", "FusedNorm"]
+
+
 def test_the_comparison_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: kernels that compute something else replace no module."""
     monkeypatch.setattr(TritonOps, "rms_norm", lambda self, x, weight, eps: x * weight)

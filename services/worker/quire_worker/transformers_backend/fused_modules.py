@@ -36,7 +36,7 @@ def fuse_modules(model: SplitModel, ops: Ops[Any]) -> int:
     """Replace the modules of a model on a GPU that Quire's kernels compute. Returns how many they are."""
     with torch.inference_mode():
         replaced = model.replace_children(lambda module: _merged(module, ops))
-        replaced += model.replace_modules(lambda module: _fused(module, ops))
+        replaced += model.replace_modules(lambda module: find_fused(module, ops))
         # Attention modules have parts that may be replaced too, so they come after those.
         return replaced + model.replace_modules(_rotating)
 
@@ -56,7 +56,7 @@ def _merged(module: nn.Module, ops: Ops[Any]) -> dict[str, nn.Module]:
     return {name: MergedLinear(product, *place) for name, *place in zip(_QKV_PARTS, begins, ends, strict=True)}
 
 
-def _fused(module: nn.Module, ops: Ops[Any]) -> nn.Module | None:
+def find_fused(module: nn.Module, ops: Ops[Any]) -> nn.Module | None:
     """Return a module that computes the same as `module` by Quire's kernels; None: there is none."""
     if type(module) is nn.Linear:
         return FusedLinear(module, ops)
@@ -110,7 +110,8 @@ def _difference(module: nn.Module, fused: _RowModule) -> float:
     infinity if the module takes or returns something else."""
     weight = next(module.parameters())
     generator = torch.Generator(weight.device).manual_seed(1)
-    rows = torch.randn((1, _ROWS, fused.inputs), generator=generator, device=weight.device).to(weight.dtype)
+    # Their mean is not 0, so that a norm that subtracts the mean computes something else.
+    rows = (1 + torch.randn((1, _ROWS, fused.inputs), generator=generator, device=weight.device)).to(weight.dtype)
     try:
         wanted = module(rows)
     except Exception:  # modelling code may end the attempt in any way

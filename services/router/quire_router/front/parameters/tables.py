@@ -26,7 +26,7 @@ MAX_TIMEOUT_S = 30 * 86_400
 MAX_MESSAGES = 10_000
 MAX_DOCUMENTS = 1024
 MAX_TOOLS = 1024
-# Of tools over gRPC, which are parsed on the event loop.
+# The limit of tools over gRPC, which are parsed on the event loop.
 MAX_TOOLS_CHARS = 1 << 20
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_ID_CHARS = 256

@@ -1,1 +1,1 @@
-"""How a body becomes a checked request: in this process or, if it is long, in a child process."""
+"""Makes a checked request of a body: in this process or, if it is long, in a child process."""

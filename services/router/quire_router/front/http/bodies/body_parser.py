@@ -35,8 +35,8 @@ LONG_BYTES = FREE_BYTES
 MAX_CPU_S = 2.0
 # The process has a low priority: on a busy machine it gets little processor time.
 _TIMEOUT_S = 30.0
-# Of the process, for each byte of the longest body: a number of two characters becomes an object of 32 bytes, and a
-# few copies of the body exist at a time. And for what it maps when it starts its first body.
+# The process may take so many bytes for each byte of the longest body: a number of two characters becomes an object of
+# 32 bytes, and a few copies of the body exist at a time. The second number is for code that the first body loads.
 _MEMORY_FACTOR, _MEMORY_BYTES = 48, 128 << 20
 # A number of two characters travels in four or eight bytes.
 _ANSWER_FACTOR, _ANSWER_BYTES = 8, 1 << 20
