@@ -90,7 +90,7 @@ ENGINE_OPTIONS = (
         "NAME",
     ),
     _to("max-body-bytes", "router", "longest HTTP body", "BYTES"),
-    _to("max-bodies-mib", "router", "memory for the HTTP bodies that are being read and parsed", "MIB"),
+    _to("max-bodies-mib", "router", "memory for long HTTP bodies until they are tokenized", "MIB"),
     _to("max-n", "router", "most answers of one request"),
     _to("request-timeout-s", "router", "longest life of a request; 0: without limit", "S"),
     _to("max-logprobs", "router", "largest number of logprobs per token that a request may ask for"),

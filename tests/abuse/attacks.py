@@ -72,6 +72,7 @@ class Target:
 
 
 async def _post(target: Target, client: httpx.AsyncClient, path: str, body: Any, **options: Any) -> None:
+    """Post a body as JSON; bytes are posted as they are."""
     target.requests += 1
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
@@ -201,7 +202,7 @@ async def http_long_bodies(target: Target) -> None:
         ("/v1/messages/count_tokens", json.dumps({"messages": messages})),
     ]
     async with _http(target, **target.headers) as client:
-        works = (partial(_post, target, client, route, body) for _ in range(10_000) for route, body in bodies)
+        works = (partial(_post, target, client, route, body.encode()) for _ in range(10_000) for route, body in bodies)
         await _together(works, 16, target)
 
 

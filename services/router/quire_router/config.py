@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option, split_address
+from quire_common.errors import ConfigError
 from quire_common.identity.exposure import require_private
 from quire_common.identity.tls_files import TlsFiles
 from quire_common.telemetry.vllm_names import COMPATIBLE_NAMES
@@ -95,8 +96,8 @@ class RouterConfig(ServiceConfig):
     )
     max_bodies_mib: int = option(
         256,
-        "memory for the HTTP bodies that are being read and parsed, beyond 64 KiB of each; more are refused with 503",
-        at_least=128,
+        "memory for long HTTP bodies from their arrival until they are tokenized; more are refused with 503",
+        at_least=1,
     )
     max_connections: int = option(4096, "connections to each public port; more are closed at once", at_least=1)
     max_n: int = option(128, "greatest n", at_least=1)
@@ -141,6 +142,17 @@ def public_tls(config: RouterConfig) -> TlsFiles:
     if config.ssl_certfile or config.ssl_keyfile:
         return TlsFiles(config.ssl_certfile, config.ssl_keyfile)
     return TlsFiles(config.tls_cert, config.tls_key)
+
+
+def check_body_memory(config: RouterConfig) -> None:
+    """Raise ConfigError if the longest body of a key could find no room: bytes count twice, and a key gets half."""
+    least = 4 * config.max_body_bytes
+    if config.max_bodies_mib << 20 < least:
+        raise ConfigError(
+            "MAX_BODIES_MIB",
+            f"--max-bodies-mib {config.max_bodies_mib} has no room for bodies of {config.max_body_bytes} bytes.",
+            f"Set --max-bodies-mib to {-(-least >> 20)} or more, or lower --max-body-bytes.",
+        )
 
 
 def refuse_plain_ports(config: RouterConfig) -> None:

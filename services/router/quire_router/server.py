@@ -16,7 +16,7 @@ from quire_common.telemetry.metrics import registry
 from quire_common.telemetry.vllm_names import add_compatible_names
 from quire_router import metrics
 from quire_router.api_keys import load_api_keys
-from quire_router.config import refuse_plain_ports
+from quire_router.config import check_body_memory, refuse_plain_ports
 from quire_router.front.grpc.smg.parts import SmgParts
 from quire_router.front.http.admin import AdminPort
 from quire_router.front.http.bodies.body_parser import BodyParser
@@ -158,6 +158,7 @@ class RouterService:
             console=self._console.routes,
         )
         refuse_plain_ports(config)
+        check_body_memory(config)
         if config.http_workers > 1 and not config.http_worker:
             check_port(config.host, config.port, "port")
         edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes, cors=make_cors(config))

@@ -129,8 +129,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
             allow_special_tokens=request.allow_special_tokens,
             max_tokens=request.max_tokens,
         )
-        statistics.encoded(sum(map(len, ids)))
-        return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
+        tokens, elapsed_us = sum(map(len, ids)), _since_us(started)
+        statistics.encoded(tokens)
+        return await self._texts.run_long(
+            lambda: pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=elapsed_us), tokens
+        )
 
     async def _compile(self, request: pb.CompileGrammarRequest) -> pb.CompileGrammarResponse:
         """Compile a grammar, or find it among those that are kept."""
@@ -149,8 +152,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
             return pb.RenderChatResponse(text=rendering.text, prompt_end=end, elapsed_us=_since_us(started))
         ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
         statistics.encoded(len(ids))
-        return pb.RenderChatResponse(
-            text=rendering.text, token_ids=pack_i32(ids), prompt_end=end, elapsed_us=_since_us(started)
+        text, elapsed_us = "" if request.ids_only else rendering.text, _since_us(started)
+        return await self._texts.run_long(
+            lambda: pb.RenderChatResponse(text=text, token_ids=pack_i32(ids), prompt_end=end, elapsed_us=elapsed_us),
+            len(ids),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.config import parse_object
 from quire_common.errors import Overloaded, Unavailable
@@ -27,12 +27,15 @@ from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from quire_tokenizer.config import TokenizerConfig
 
 
 log = get_logger(__name__)
+# A thread costs more than a copy of so many ids.
+_INLINE_TOKENS = 65_536
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class TextService:
     async def load(self) -> None:
         """Read the model's files in a thread. Raises ConfigError."""
         self._tools = await self._work.run(self._load)
+
+    async def run_long(self, function: Callable[[], T], tokens: int) -> T:
+        """Run a function that copies this many token ids: here, or in a thread if they are many. Raises Overloaded."""
+        return function() if tokens <= _INLINE_TOKENS else await self._work.run(function)
 
     @contextlib.contextmanager
     def detokenizing(self) -> Iterator[Detokenizer]:

@@ -116,7 +116,10 @@ async def test_chat_text_cannot_inject_special_tokens(stub: Stub) -> None:
     request.text_only = True
     only = await stub.RenderChat(request)
     assert (only.text, only.token_ids) == (response.text, b"")
-    request.text_only, request.max_tokens = False, 5
+    request.text_only, request.ids_only = False, True
+    bare = await stub.RenderChat(request)
+    assert (bare.text, bare.token_ids) == ("", response.token_ids)
+    request.max_tokens = 5
     assert (await failure(stub.RenderChat(request))).code == "PROMPT_TOO_LONG"
 
 

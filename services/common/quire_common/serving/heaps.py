@@ -1,8 +1,12 @@
-"""Limits the number of heaps that the C library gives to the threads of a service.
+"""Sets how the C library gets memory for a service: from how many heaps, and for which sizes from the kernel itself.
 
 glibc makes up to eight heaps for each core. Memory that was freed in one heap cannot be used by another. So the memory
 of a few large requests on a dozen threads stays with the process, in pieces. In these services the threads share the
 GIL, so they lose nothing by sharing heaps.
+
+Large blocks come from the kernel one by one, and go back to it when they are freed. But whenever such a block is freed,
+glibc takes further blocks of its size from a heap, where small blocks that are still in use keep the memory of large
+ones from going back. So a router that has read some bodies of 4 MiB would keep 100 MiB. A fixed size avoids this.
 """
 
 from __future__ import annotations
@@ -12,16 +16,21 @@ import os
 from typing import Final
 
 MOST_HEAPS: Final = 2
-_M_ARENA_MAX: Final = -8
+LARGE_BYTES: Final = 256 << 10
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 
 
 def bound_heaps() -> bool:
-    """Limit the C library to MOST_HEAPS heaps; call this before any thread is started. Returns whether the limit was
-    set. It is not set if MALLOC_ARENA_MAX is set, or if the C library has no such limit."""
-    if "MALLOC_ARENA_MAX" in os.environ:
-        return False
+    """Limit the C library to MOST_HEAPS heaps, and take blocks of LARGE_BYTES and more from the kernel. Call this
+    before any thread is started. Returns whether both were set. What the environment sets, by MALLOC_ARENA_MAX or
+    MALLOC_MMAP_THRESHOLD_, stays; and some C libraries have no such limits."""
+    wanted = {
+        "MALLOC_ARENA_MAX": (_M_ARENA_MAX, MOST_HEAPS),
+        "MALLOC_MMAP_THRESHOLD_": (_M_MMAP_THRESHOLD, LARGE_BYTES),
+    }
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_M_ARENA_MAX, MOST_HEAPS))
+    done = [name not in os.environ and bool(mallopt(*setting)) for name, setting in wanted.items()]
+    return all(done)

@@ -79,6 +79,7 @@ class TokenizerClient:
             continue_final_message=prompt.continue_final_message,
             chat_template=prompt.template,
             max_tokens=max_tokens,
+            ids_only=True,
         )
         response = await self._pool.call(lambda peer: peer.render(request))
         return i32(response.token_ids, "token_ids"), response.prompt_end, response.elapsed_us

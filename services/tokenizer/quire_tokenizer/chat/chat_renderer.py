@@ -20,7 +20,7 @@ from quire_tokenizer.chat.stand_ins import CONTINUATION_MARK
 from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from quire_tokenizer.chat.provenance import Disguise
     from quire_tokenizer.chat.render_pool import RenderPool
@@ -72,9 +72,15 @@ class ChatRenderer:
         wrote. Where the user's text could hold some, it is rendered twice, plain and disguised. Raises typed errors of
         this request alone."""
         self._check(request)
-        # Work on a long conversation would hold up the event loop.
         chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
-        run = self._work.run if chars > _INLINE_CHARS else _run_here
+        if chars <= _INLINE_CHARS:
+            return await self._render(request, _run_here)
+        async with self._pool.long_turn():
+            # Work on a long conversation would hold up the event loop.
+            return await self._render(request, self._work.run)
+
+    async def _render(self, request: ChatRequest, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Rendering:
+        """Render a checked conversation; `run` runs the parts of the work that take the longer, the longer it is."""
         conversation, source = await run(lambda: self._read(request))
         provenance, values = self._provenance(source), conversation.values
         plain = await self._pool.render(source, self._variables(request, values))

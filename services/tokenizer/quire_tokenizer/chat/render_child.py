@@ -1,4 +1,5 @@
-"""A rendering process. It reads jobs from stdin and writes texts to stdout, one at a time, as length-framed JSON.
+"""A rendering process. It reads jobs from stdin and writes texts to stdout, one at a time. The variables of a job and
+the text travel as payloads of frames, since they may be long.
 
 Because templates run in this process, a template that loops, recurses or takes much memory harms no other request. The
 process has a memory limit, and its parent kills it when a job takes too long. If the parent has ended, an alarm kills
@@ -7,15 +8,15 @@ it. The process opens no sockets, and reads no files after its start.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from functools import lru_cache
-from typing import Any
 
 from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from quire_common.children.frames import limit_process, read_frame, write_frame
+from quire_common.children.frames import Frame, limit_process, read_frame, write_frame
 from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
 
 _CACHED_TEMPLATES = 16
@@ -33,16 +34,18 @@ def main() -> int:
     write_frame(answers, {"ready": True})
     while (job := read_frame(jobs)) is not None:
         signal.setitimer(signal.ITIMER_REAL, alarm_s)
-        answer = run_job(job.message)
-        write_frame(answers, answer)
+        answer, text = run_job(job)
+        del job
+        write_frame(answers, answer, text)
         signal.setitimer(signal.ITIMER_REAL, 0)
     return 0
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Render one job. Returns {"text": ...}, or {"error": kind, "message": ...}; never raises."""
+def run_job(job: Frame) -> Frame:
+    """Render one job. Returns the text as the payload, or {"error": kind, "message": ...}; never raises."""
     try:
-        return {"text": _template(job["source"]).render(job["variables"], job["max_chars"])}
+        text = _template(job.message["source"]).render(json.loads(job.payload), job.message["max_chars"])
+        return Frame({}, text.encode(errors="surrogatepass"))
     except TemplateRefused as error:
         return _error("refused", error)
     except TemplateSyntaxError as error:
@@ -50,11 +53,11 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     except SecurityError as error:
         return _error("forbidden", error)
     except OutputTooLarge:
-        return {"error": "too_large", "message": ""}
+        return Frame({"error": "too_large", "message": ""})
     except MemoryError:
-        return {"error": "memory", "message": ""}
+        return Frame({"error": "memory", "message": ""})
     except RecursionError:
-        return {"error": "recursion", "message": ""}
+        return Frame({"error": "recursion", "message": ""})
     except Exception as error:  # a template can raise anything: all of it is this job's failure alone
         return _error("failed", error)
 
@@ -64,7 +67,7 @@ def _template(source: str) -> ChatTemplate:
     return ChatTemplate(source)
 
 
-def _error(kind: str, error: Exception) -> dict[str, Any]:
+def _error(kind: str, error: Exception) -> Frame:
     """Return the answer for an error, without the conversation: only errors that speak of the template alone are
     quoted."""
     if isinstance(error, TemplateSyntaxError):
@@ -73,7 +76,7 @@ def _error(kind: str, error: Exception) -> dict[str, Any]:
         message = str(error)
     else:
         message = type(error).__name__
-    return {"error": kind, "message": message[:1000]}
+    return Frame({"error": kind, "message": message[:1000]})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from quire_common.children.child_pool import ChildFailed, ChildPool
 from quire_common.children.child_process import ChildProgram
@@ -13,12 +18,12 @@ from quire_common.telemetry.logs import get_logger
 from quire_tokenizer.work_pool import overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 log = get_logger(__name__)
 # The alarm of a child whose parent is gone comes later than the parent's own limit.
 _ALARM_FACTOR = 3.0
-_ESCAPED_BYTES_PER_CHAR = 12
+_BYTES_PER_CHAR = 4
 
 
 @dataclass(frozen=True)
@@ -38,29 +43,55 @@ class RenderPool:
         program = ChildProgram(
             "quire_tokenizer.chat.render_child",
             (str(limits.memory_bytes), str(limits.timeout_s * _ALARM_FACTOR)),
-            limits.max_chars * _ESCAPED_BYTES_PER_CHAR + 4096,
+            limits.max_chars * _BYTES_PER_CHAR + 4096,
             _not_started,
         )
         self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, _overloaded)
+        self._max_waiting = max_waiting
+        self._long_waiting = 0
+        self._long_slots = asyncio.Semaphore(max(1, processes - 1))
+
+    @asynccontextmanager
+    async def long_turn(self) -> AsyncIterator[None]:
+        """Wait until few long conversations are under way, so that a process is left for short ones. A parsed
+        conversation takes several times the memory of its JSON, so those that wait are not parsed yet. Raises
+        Overloaded if too many wait."""
+        if self._long_waiting >= self._max_waiting:
+            raise _overloaded(self._long_waiting)
+        self._long_waiting += 1
+        try:
+            async with self._long_slots:
+                yield
+        finally:
+            self._long_waiting -= 1
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.
         Raises InvalidArgument or another typed error for a fault of the template or the conversation."""
-        job = framed({"source": source, "variables": variables, "max_chars": self._max_chars})
+        values = _json(variables)
+        job = framed({"source": source, "max_chars": self._max_chars}, len(values))
         try:
-            answer = (await self._children.run(job)).message
+            answer, text = await self._children.run(job, values)
         except ChildFailed as error:
             if error.how == "crashed":
                 log.warning("a rendering process died", code="CHAT_TEMPLATE_CRASHED")
             raise _failure(error.how, "") from error
-        text = answer.get("text")
-        if isinstance(text, str):
-            return text
-        raise _failure(str(answer.get("error")), str(answer.get("message")))
+        if "error" in answer:
+            raise _failure(str(answer["error"]), str(answer.get("message")))
+        return text.decode(errors="surrogatepass")
 
     async def close(self) -> None:
         """End the idle processes."""
         await self._children.close()
+
+
+def _json(variables: Mapping[str, Any]) -> bytes:
+    """Return the variables as JSON. They may be megabytes, and the event loop waits: orjson takes a tenth of json's
+    time, but refuses lone surrogates and integers above 64 bits."""
+    try:
+        return orjson.dumps(variables)
+    except TypeError:
+        return json.dumps(variables).encode()
 
 
 def _overloaded(waiting: int) -> QuireError:

@@ -10,7 +10,7 @@ import pytest
 
 from quire_common.errors import Aborted, QuireError, TooLarge, Unavailable
 from quire_router.front.http.body import read_body
-from quire_router.front.http.body_budget import FREE_BYTES, BodyBudget
+from quire_router.front.http.body_budget import COPIES, FREE_BYTES, BodyBudget
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -30,7 +30,7 @@ def refused(grow: Callable[[], None]) -> Unavailable:
 def test_small_bodies_are_accepted_while_the_budget_is_full() -> None:
     budget = BodyBudget(MIB)
     large = budget.lease("")
-    large.grow(FREE_BYTES + MIB)
+    large.grow(FREE_BYTES + MIB // COPIES)
     assert budget.held == MIB
     for _ in range(10_000):
         budget.lease("").grow(FREE_BYTES)
@@ -50,16 +50,16 @@ def test_all_bodies_together_stay_within_the_budget() -> None:
         while True:
             leases[taken % 100].grow(1024)
             taken += 1
-    assert taken == 1024 and budget.held == MIB
+    assert taken == 1024 // COPIES and budget.held == MIB
     for lease in leases:
         lease.release()
         lease.release()
     assert budget.held == 0
-    budget.lease("").grow(MIB)
+    budget.lease("").grow(MIB // COPIES)
 
 
 def test_tenant_takes_at_most_half_of_the_free_budget() -> None:
-    budget = BodyBudget(8 * MIB)
+    budget = BodyBudget(8 * COPIES * MIB)
     slow = [budget.lease("slow") for _ in range(4)]
     for lease in slow:
         lease.grow(FREE_BYTES + MIB)
@@ -100,8 +100,8 @@ async def test_bytes_count_when_they_arrive_not_by_content_length() -> None:
     chunk = b"x" * FREE_BYTES
     client = Client([chunk] * 4, LAST)
     body = await client.read(4 * MIB, content_length=b"4000000")
-    assert client.held == [0, 0, FREE_BYTES, 2 * FREE_BYTES, 3 * FREE_BYTES]
-    assert len(body) == 4 * FREE_BYTES and client.budget.held == 3 * FREE_BYTES
+    assert client.held == [COPIES * num_bytes for num_bytes in (0, 0, FREE_BYTES, 2 * FREE_BYTES, 3 * FREE_BYTES)]
+    assert len(body) == 4 * FREE_BYTES and client.budget.held == 3 * COPIES * FREE_BYTES
     client.lease.release()
     assert client.budget.held == 0
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire_common.errors import QuireError
+from quire_common.children.frames import Frame
+from quire_common.errors import Overloaded, QuireError
 from quire_tokenizer.chat.chat_renderer import ChatRenderer, ChatRequest
 from quire_tokenizer.chat.provenance import Rendering
 from quire_tokenizer.chat.render_child import run_job
+from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders
@@ -23,11 +27,12 @@ class Here:
     """A RenderPool without processes."""
 
     rendered = 0
+    long_turn = contextlib.nullcontext
 
     async def render(self, source: str, variables: dict[str, Any]) -> str:
         self.rendered += 1
-        answer = run_job(json.loads(json.dumps({"source": source, "variables": variables, "max_chars": 1 << 20})))
-        return str(answer["text"])
+        job = Frame({"source": source, "max_chars": 1 << 20}, json.dumps(variables).encode())
+        return run_job(job).payload.decode()
 
 
 def make(vocabulary: Vocabulary, **options: Any) -> ChatRenderer:
@@ -104,6 +109,32 @@ async def test_a_long_conversation_is_worked_on_in_a_thread(vocabulary: Vocabula
         assert bool(threads) == (len(content) > 1000)
     assert threading.get_ident() not in threads
     work.close()
+
+
+async def test_long_conversations_that_wait_are_not_parsed_yet(vocabulary: Vocabulary) -> None:
+    """A parsed conversation takes several times the memory of its JSON."""
+    parsed, may_end = list[int](), asyncio.Event()
+
+    class Pool(RenderPool):
+        async def render(self, source: str, variables: Mapping[str, Any]) -> str:
+            parsed.append(len(variables["messages"][0]["content"]))
+            if parsed[-1] > 1000:
+                await may_end.wait()
+            return await Here().render(source, dict(variables))
+
+    pool = Pool(3, 4, RenderLimits(1, 1 << 29, 1 << 20))
+    renderer = ChatRenderer(vocabulary, pool, WorkPool(1, 8), max_bytes=1 << 20, allow_request_template=False)
+    long = request(("user", "abc " * 25_000))
+    running = [asyncio.ensure_future(renderer.render(long)) for _ in range(4)]
+    async with asyncio.timeout(30):
+        while len(parsed) < 2:
+            await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded):
+        await renderer.render(long)
+    assert "abc" in (await renderer.render(request(("user", "abc")))).text
+    assert parsed == [100_000, 100_000, 3]
+    may_end.set()
+    assert all("abc" in rendering.text for rendering in await asyncio.gather(*running))
 
 
 async def test_one_rendering_where_nothing_is_suspicious(vocabulary: Vocabulary) -> None:

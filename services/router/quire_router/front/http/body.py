@@ -46,7 +46,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
         # int() refuses thousands of digits: leading zeros do not count, and 20 others are too many already.
         if name == b"content-length" and value.isdigit() and int(value.lstrip(b"0")[:20] or b"0") > limit:
             raise _too_large(limit)
-    chunks, size = list[bytes](), 0
+    body = bytearray()  # a list of chunks would need a second copy of the whole body to be joined
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             while True:
@@ -54,16 +54,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
                 if message["type"] == "http.disconnect":
                     raise client_gone()
                 chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > limit:
+                if len(body) + len(chunk) > limit:
                     raise _too_large(limit)
                 if lease is not None:
                     lease.grow(len(chunk))
-                chunks.append(chunk)
+                body += chunk
                 if not message.get("more_body", False):
-                    return b"".join(chunks)
+                    return bytes(body)
     except BaseException as error:
-        chunks.clear()  # the error keeps this frame until the client has its answer
+        body.clear()  # the error keeps this frame until the client has its answer
         if lease is not None:
             lease.release()
         if isinstance(error, TimeoutError):

@@ -1,9 +1,10 @@
-"""Bounds the bytes of HTTP bodies that this process holds, from their arrival until they have become jobs.
+"""Bounds the memory of HTTP bodies in this process, from their arrival until their prompts have been tokenized.
 
 The first 64 KiB of each body are free. `--max-connections` bounds their sum, and so slow or large bodies never block a
-small one. Bytes beyond 64 KiB count when they arrive, whatever Content-Length says. A tenant may use up to half of the
-bytes that are free without it, so that other tenants always find room. This module knows nothing of the contents of
-bodies.
+small one. Bytes beyond 64 KiB count when they arrive, whatever Content-Length says. Each counts twice, since a body and
+what was parsed of it exist at the same time, and later the parsed prompt and the message to a tokenizer. A tenant may
+use up to half of the bytes that are free without it, so that other tenants always find room. This module knows nothing
+of the contents of bodies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from quire_common.errors import Unavailable
 from quire_router import metrics
 
 FREE_BYTES = 64 * 1024
+COPIES = 2
 BODY_MEMORY_FULL = "BODY_MEMORY_FULL"
 _RETRY_AFTER_S = 1.0
 
@@ -68,7 +70,7 @@ class BodyLease:
 
     def grow(self, num_bytes: int) -> None:
         """Hold bytes that have arrived. Raises Unavailable if the budget has no room for them."""
-        more = max(0, self._size + num_bytes - FREE_BYTES) - self._held
+        more = COPIES * max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
             self._budget.acquire(self.tenant, more)
         self._size += num_bytes

@@ -61,7 +61,7 @@ class Exchange:
         self.body = lease
 
     def release_body(self) -> None:
-        """Release the lease of the body, because the body has become a job or the request has ended. Idempotent."""
+        """Release the lease of the body: its prompts have been tokenized, or the request has ended. Idempotent."""
         if self.body is not None:
             self.body.release()
 

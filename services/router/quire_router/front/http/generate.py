@@ -86,10 +86,10 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """Run a parsed job and send its answer, as a stream or whole. The caller must not need the body any more. If
-        the client leaves, the job ends at once. Raises QuireError for a failure before anything was sent."""
+        """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds of the budget is
+        released when the prompts have been tokenized. If the client leaves, the job ends at once. Raises QuireError for
+        a failure before anything was sent."""
         exchange = exchange_of(scope)
-        exchange.release_body()
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
             if parsed.job.beams:
@@ -102,6 +102,7 @@ class Serving:
                 await send_json(send, document)
                 return
             generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
+            exchange.release_body()
             try:
                 watch.on_gone(generation)
                 exchange.add_headers(warning_headers(generation.job.warnings))

@@ -132,9 +132,9 @@ class ResponseRoutes:
                 f"Leave store out, and {_KEEPING}.",
                 param="background",
             )
-        exchange.release_body()
         caller = self._serving.caller(exchange, parsed)
         generation = await self._serving.pipeline.generate(parsed.job, caller, exchange.arrived_ns)
+        exchange.release_body()
         try:
             document, answer = self._format(exchange, asked, history_json, response_id, generation)
             running = self._background.start(exchange.tenant, generation, document, answer)
