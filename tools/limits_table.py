@@ -326,7 +326,7 @@ def _lines() -> Iterator[str]:
     yield "| subject | limit |"
     yield "|---|---|"
     yield "| size of an HTTP body or a gRPC request | `--max-body-bytes` (4 MiB) |"
-    yield "| memory for HTTP bodies: two bytes for each beyond the first 64 KiB of a body | `--max-bodies-mib` (256 MiB) |"
+    yield "| memory for HTTP bodies: two bytes for each byte beyond the first 64 KiB | `--max-bodies-mib` (256 MiB) |"
     yield "| memory for the HTTP bodies of one API key, counted likewise | half of `--max-bodies-mib` |"
     yield f"| size of an HTTP body above which a child process of the router parses it | {_LONG_KIB} KiB |"
     yield f"| processor time for parsing a longer body | {MAX_CPU_S:g} s |"
