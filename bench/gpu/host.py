@@ -136,9 +136,11 @@ def stand_in() -> None:
     fresh_attention.PIECE = _PIECE
 
 
-def small_body(layers: int = len(QWEN3_06B.layers)) -> StepBody:
-    """Return the small model's layers and launches, with little memory."""
-    layer = LayerSpec(dataclasses.replace(QWEN3_06B.attention[0], head_dim=16), Dense(64))
+def small_body(layers: int = len(QWEN3_06B.layers), *, output_gate: bool = False) -> StepBody:
+    """Return the small model's layers and launches, with little memory. `output_gate`: a gate on attention's output,
+    which that model does not have."""
+    attention = dataclasses.replace(QWEN3_06B.attention[0], head_dim=16, output_gate=output_gate)
+    layer = LayerSpec(attention, Dense(64))
     spec = dataclasses.replace(QWEN3_06B, vocab_size=64, hidden_size=64, layers=(layer,) * layers)
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
     ops = TritonOps(HeadShape.of(spec), torch.device("cpu"), GemmConfigs({}))

@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from quire_worker.ops.triton.kernels.activation import sigmoid_gate_kernel
 from quire_worker.ops.triton.kernels.control import control_kernel
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_splits_kernel
 from quire_worker.ops.triton.kernels.feed import place_kernel
@@ -83,6 +84,7 @@ ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
 THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 128, "CANDIDATES": 2048, "PDL": False}
 LOGPROBS = {"PARTS": 149, "BLOCK": 1024, "PDL": False}
 NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
+GATED = {"x": "*bf16", "gate": "*bf16", "columns": "i32"}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
 FETCH = {"BLOCK": 1024, "THREADS": 32, "PDL": False}
@@ -148,6 +150,7 @@ def main() -> None:
     for masked in (False, True):
         told = ", masked" * masked
         check(f"control{told}", control_kernel, {"BLOCK": 4096, "MASKED": masked, "PDL": False}, 8, CHANGED)
+    check("output gate", sigmoid_gate_kernel, {"BLOCK": 1024, "PDL": True}, 4, GATED)
     check("positions", place_kernel, {"BLOCK": 256, "PDL": False}, 4, {})
     fetch = check("masks", fetch_masks_kernel, FETCH, 1, {"ring": "i64"})
     print("order of the masks' loads:", *memory_order(fetch), flush=True)

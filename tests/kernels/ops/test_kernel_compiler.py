@@ -147,7 +147,7 @@ from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
 from quire_worker.ops.triton.fresh_attention import Fresh
 
 gpu_host.stand_in()
-body = gpu_host.small_body(layers=3)
+body = gpu_host.small_body(layers=3, output_gate=True)
 tiling = Tiling.of(body.decoder.head_shape, body.pages.device)
 tasks = compile_together(lambda: go_through(body, tiling, kernel_sizes(40, 2048, 6), fresh=True), 2)
 late = []

@@ -91,12 +91,20 @@ def test_products_of_many_rows_are_added_to_the_residual(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_activations_and_embedding(dtype: torch.dtype) -> None:
+def test_activations_gates_and_embedding(dtype: torch.dtype) -> None:
     ops, reference = make(PLAIN), TorchOps(PLAIN, 16)
     x = (randn(3, 2 * 1100) * 4).to(dtype)
     for name in get_args(Activation):
         assert close(ops.gated_activation(x.to(DEVICE), name), reference.gated_activation(x.float(), name))
         assert close(ops.activation(x.to(DEVICE), name), reference.activation(x.float(), name))
+    gate = (randn(3, 2 * 1100, seed=1) * 4).to(dtype)
+    got, wanted = x.to(DEVICE).clone(), x.float().clone()
+    ops.sigmoid_gate(got, gate.to(DEVICE))
+    reference.sigmoid_gate(wanted, gate.float())
+    assert close(got, wanted)
+    alone = x[1:2].to(DEVICE).clone()
+    ops.sigmoid_gate(alone, gate[1:2].to(DEVICE))
+    assert torch.equal(alone[0], got[1]), "a row's bits depend on itself alone"
     extreme = torch.tensor([[-1e4, 1e4, 0.0]], device=DEVICE)
     assert torch.equal(ops.activation(extreme, "silu").cpu(), torch.tensor([[0.0, 1e4, 0.0]]))
     assert torch.equal(ops.activation(extreme, "gelu_tanh").cpu(), torch.tensor([[0.0, 1e4, 0.0]]))

@@ -41,12 +41,17 @@ class TwoModels:
     """One model with the same weights twice: `cpu` is the reference, `decoder` the device's, with `pages` full of
     NaN."""
 
-    def __init__(self, folder: Path, family: str, *, even: bool = False, **changes: Any) -> None:
-        """`changes`: of all layers of the device's model alone."""
+    def __init__(
+        self, folder: Path, family: str, *, even: bool = False, output_gate: bool = False, **changes: Any
+    ) -> None:
+        """`output_gate` and `changes`: of all layers of the device's model alone."""
         self.cpu: LoadedModel = load_dummy_model(folder, **FAMILIES[family])
         plain = self.cpu.spec
         assert isinstance(plain, ArchSpec)
-        layers = tuple(dataclasses.replace(layer, **changes) for layer in plain.layers)
+        layers = tuple(
+            dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, output_gate=output_gate), **changes)
+            for layer in plain.layers
+        )
         spec = dataclasses.replace(plain, layers=layers)
         self.shape = HeadShape.of(spec)
         if ON_GPU:

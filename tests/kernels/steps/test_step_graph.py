@@ -71,12 +71,15 @@ def fresh_of(batch: StepBatch, decodes: int) -> tuple[Fresh, ...]:
 
 
 # The interpreter takes seconds for a step.
-@pytest.mark.parametrize(("pieced", "post_norm"), deep_after(1, [(False, False), (True, False), (True, True)]))
+@pytest.mark.parametrize(
+    ("pieced", "post_norm", "gated"),
+    deep_after(1, [(False, False, False), (True, False, False), (True, True, False), (True, False, True)]),
+)
 def test_a_captured_step_is_the_eager_one(
-    pieced: bool, post_norm: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pieced: bool, post_norm: bool, gated: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What ends a block goes through a norm, or is added to the residual at once.
-    models = TwoModels(tmp_path / "model", "qwen3", post_norm=post_norm)
+    models = TwoModels(tmp_path / "model", "qwen3", post_norm=post_norm, output_gate=gated)
     vocab = models.cpu.spec.vocab_size
     monkeypatch.setattr(fresh_attention, "PIECE", 8)
     # Four rows a program, as in large steps: a quarter of the programs.

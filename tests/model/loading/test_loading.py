@@ -293,11 +293,12 @@ def test_partitions_cut_between_heads() -> None:
     from quire_worker.model.arch_spec import ArchSpec, Attention, Dense, LayerSpec, NormSpec
     from quire_worker.model.parameters import parameter_specs
 
-    layer = LayerSpec(Attention(6, 2, 4, qkv_bias=True), Dense(32))
+    layer = LayerSpec(Attention(6, 2, 4, qkv_bias=True, output_gate=True), Dense(32))
     spec = ArchSpec("X", 40, 24, (layer,) * 2, 8, NormSpec(1e-5))
     by_role = {each.role: each for each in parameter_specs(spec)}
     assert by_role["q.weight"].partition.unit * by_role["q.weight"].partition.units == 24
     assert by_role["k.bias"].partition.units == 2
+    assert by_role["output_gate.weight"].partition == by_role["q.weight"].partition
     for each in by_role.values():
         cut = each.partition
         if cut.kind != "replicated":

@@ -110,6 +110,21 @@ def test_gated_activation_matches_torch_reference(ops: CpuOps, reference: TorchO
     assert ops.gated_activation(x, activation)[5].isnan().sum() == 1  # type: ignore[arg-type]  # as above
 
 
+@pytest.mark.parametrize("size", [48, 704, 20])
+def test_output_gates_match_torch(ops: CpuOps, reference: TorchOps, size: int) -> None:
+    x, gate = randn(33, size), randn(33, size, seed=1) * 4
+    gate[0, :4] = torch.tensor([-1e4, 1e4, 0.0, -80.0])
+    wanted = x * torch.sigmoid(gate)
+    for each in (ops, reference):
+        found = x.clone()
+        each.sigmoid_gate(found, gate.clone())
+        assert torch.allclose(found, wanted, atol=1e-6, rtol=1e-5)
+        for row in (0, 17, 32):
+            alone = x[row : row + 1].clone()
+            each.sigmoid_gate(alone, gate[row : row + 1].clone())
+            assert torch.equal(alone[0], found[row])
+
+
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 128])
 @pytest.mark.parametrize("normed", ["", "before", "after"])
 @pytest.mark.parametrize("rotates", [True, False])

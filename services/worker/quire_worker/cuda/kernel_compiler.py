@@ -30,6 +30,7 @@ from quire_worker.cuda.step_size import StepSize
 from quire_worker.model.mixers import project
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.logprobs import packed_logprobs
+from quire_worker.ops.triton.sigmoid_gate import sigmoid_gate
 from quire_worker.threads.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import Tiling
+    from quire_worker.model.mixers import Queries
     from quire_worker.model.step_decoder import StepDecoder
     from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
@@ -146,7 +148,7 @@ def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fre
 
 def _attend_by_hand(
     decoder: StepDecoder[TritonPlan],
-    query: Tensor,
+    queries: Queries,
     pages: Tensor,
     layer: int,
     plan: TritonPlan,
@@ -154,8 +156,10 @@ def _attend_by_hand(
     weight: Weight,
     onto: Tensor | None,
 ) -> Tensor | None:
-    """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles and
-    the output projection."""
-    out = torch.empty_like(query)
-    prefill_attention(query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
+    """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles, the
+    output gate and the output projection."""
+    out = torch.empty_like(queries.query)
+    prefill_attention(queries.query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
+    if queries.gate is not None:
+        sigmoid_gate(out, queries.gate, pdl=False)
     return project(decoder.ops, out, weight, onto)

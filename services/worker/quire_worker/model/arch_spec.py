@@ -84,6 +84,8 @@ class Attention:
     o_bias: bool = False
     qkv_clip: float = 0.0
     """Queries, keys and values are clipped to [-clip, clip]; 0: not."""
+    output_gate: bool = False
+    """What attention yields is multiplied by the sigmoid of a linear layer of the mixer's input, number by number."""
     softcap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: none."""
     scale: float = 0.0
@@ -241,7 +243,8 @@ class ArchSpec(AttentionLayers):
     @property
     def row_bytes(self) -> int:
         """See `AttentionLayers.row_bytes`: the activations of a layer in bfloat16."""
-        heads = 2 * self.attention[0].query_size + 2 * self.attention[0].kv_size
+        gates = any(each.output_gate for each in self.attention)
+        heads = (2 + gates) * self.attention[0].query_size + 2 * self.attention[0].kv_size
         return 2 * (heads + 6 * self.hidden_size + 3 * self.intermediate_size)
 
 

@@ -72,10 +72,13 @@ class Decoder(Generic[P]):
 
     def few_layers(self) -> Decoder[P]:
         """Return a decoder of the first layers, with the same weights. It has as many layers as are needed for one of
-        each attention window, and at least two."""
-        windows = [(layer.mixer.rules.window, layer.mixer.rules.chunk) for layer in self.layers]
+        each attention window, with and without an output gate, and at least two."""
+        kinds = [
+            (each.rules.window, each.rules.chunk, each.output_gate is None)
+            for each in (layer.mixer for layer in self.layers)
+        ]
         few = copy.copy(self)
-        few.layers = self.layers[: max(2, *(windows.index(each) + 1 for each in windows))]
+        few.layers = self.layers[: max(2, *(kinds.index(each) + 1 for each in kinds))]
         few._run_layers = few.ops.capture(few.run_layers)
         return few
 
@@ -123,10 +126,10 @@ class Decoder(Generic[P]):
         """Run a layer whose feed-forward block takes the same input as its mixer. A result of an operation is valid
         until the same operation is called again, so the block's norm is computed after the mixer's first linear layer
         has read x."""
-        query = layer.mixer.write(self.ops, x, pages, plan)
+        queries = layer.mixer.write(self.ops, x, pages, plan)
         if layer.mlp_norm is not None:
             x = layer.mlp_norm.run(self.ops, residual)
-        mixed = layer.mixer.attend(self.ops, query, pages, plan, residual, attend)
+        mixed = layer.mixer.attend(self.ops, queries, pages, plan, residual, attend)
         if mixed is not None:
             self.ops.add(mixed, residual)
         return layer.feed_forward.run(self.ops, x, residual)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,20 @@ from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, Ops,
 from quire_worker.ops.weight import Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
-Attend = Callable[[Tensor, Tensor, int, P, AttentionRules, Weight, Tensor | None], Tensor | None]
-"""Attention and the linear layer behind it: query [R, Q D], pages, layer, plan, rules, the weight and what to add to,
-if that may be done at once -> [R, H], or None where it was."""
+
+class Queries(NamedTuple):
+    """The part of a layer's attention that is computed from the layer's input, apart from keys and values."""
+
+    query: Tensor
+    """[R, Q D]."""
+    gate: Tensor | None
+    """[R, Q D]: its sigmoid multiplies what attention yields. It is a result of `Ops.linear`, with the validity of
+    such results."""
+
+
+Attend = Callable[[Queries, Tensor, int, P, AttentionRules, Weight, Tensor | None], Tensor | None]
+"""Attention, its gate and the linear layer behind it: queries, pages, layer, plan, rules, the weight and what to add
+to, if that may be done at once -> [R, H], or None where it was."""
 
 
 class RopeCache:
@@ -57,6 +68,7 @@ class AttentionMixer(Generic[P]):
     """Norms of query and key heads by themselves."""
     qk_norm_weights: QkNormWeights | None
     """Norms of query and key heads that the rotation's kernel does."""
+    output_gate: Weight | None
     o: Weight
 
     @classmethod
@@ -80,6 +92,7 @@ class AttentionMixer(Generic[P]):
             attention.qkv_clip,
             () if norm is None or norm.is_fused else _head_norms(spec, attention, norm, store, layer),
             qk_norm_weights,
+            ops.prepare(store.take_weight("output_gate", layer)) if attention.output_gate else None,
             ops.prepare(store.take_weight("o", layer)),
         )
 
@@ -90,23 +103,27 @@ class AttentionMixer(Generic[P]):
         added to `onto`."""
         return self.attend(ops, self.write(ops, x, pages, plan), pages, plan, onto, attend)
 
-    def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> Tensor:
-        """Compute queries [R, Q D] from x [R, H], and write the rows' keys and values to `pages`. Afterwards x may be
-        overwritten."""
+    def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> Queries:
+        """Compute queries from x [R, H], and write the rows' keys and values to `pages`. Afterwards x may be
+        overwritten, but `Ops.linear` may not be called before `attend`."""
         qkv = ops.linear(x, self.qkv)
         if self.qkv_clip:
             qkv.clamp_(-self.qkv_clip, self.qkv_clip)
         for norm in self.head_norms:
             ops.head_norm(qkv, norm)
-        return ops.qk_norm_rope_write(qkv, pages, self.kv_layer, plan, self.shape, self.rope, self.qk_norm_weights)
+        query = ops.qk_norm_rope_write(qkv, pages, self.kv_layer, plan, self.shape, self.rope, self.qk_norm_weights)
+        # From here on nothing reads `qkv`, which is a result of `linear` too.
+        return Queries(query, None if self.output_gate is None else ops.linear(x, self.output_gate))
 
     def attend(
-        self, ops: Ops[P], query: Tensor, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
+        self, ops: Ops[P], queries: Queries, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Compute queries [R, Q D] -> [R, H]. Returns None if the result was added to `onto`."""
+        """Compute [R, H] from the result of `write`. Returns None if the result was added to `onto`."""
         if attend is not None:
-            return attend(query, pages, self.kv_layer, plan, self.rules, self.o, onto)
-        attended = ops.paged_attention(query, pages, self.kv_layer, plan, self.shape, self.rules)
+            return attend(queries, pages, self.kv_layer, plan, self.rules, self.o, onto)
+        attended = ops.paged_attention(queries.query, pages, self.kv_layer, plan, self.shape, self.rules)
+        if queries.gate is not None:
+            ops.sigmoid_gate(attended, queries.gate)
         return project(ops, attended, self.o, onto)
 
 

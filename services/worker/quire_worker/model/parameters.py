@@ -54,6 +54,7 @@ class ParameterSpec:
 
 
 POSITIONS: Final = "positions.weight"
+_GATE: Final = "output_gate.weight"
 
 
 def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
@@ -122,6 +123,8 @@ def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[Paramet
         found += _qk_norm(attention, attention.qk_norm, index, order)
     if attention.sinks:
         found.append(_vector("sinks.weight", index, attention.heads))
+    if attention.output_gate:
+        found.append(ParameterSpec(_GATE, index, (attention.query_size, hidden), query, _GATE))
     row = Partition("row", 1, attention.head_dim, attention.heads)
     found.append(ParameterSpec("o.weight", index, (hidden, attention.query_size), row, "o.weight"))
     if attention.o_bias:

@@ -201,6 +201,10 @@ class Ops(Protocol[P]):
         sequence that the rules allow. scores = softcap(query . key * score_scale). Padding rows are zero."""
         ...
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        """Mutates x [R, I] *= sigmoid(gate [R, I])."""
+        ...
+
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """[R, inputs] -> [R, I] = activation(first half) * second half of `linear`'s 2 * I outputs."""
         ...

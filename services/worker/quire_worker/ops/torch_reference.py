@@ -161,6 +161,9 @@ class TorchOps:
     ) -> Tensor:
         return paged_attention(query, pages, layer, plan, shape, rules, self._scratch)
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        x.div_(gate.neg().exp_().add_(1.0))
+
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
         """The norm that follows adds the result."""
         return self.linear(x, weight)

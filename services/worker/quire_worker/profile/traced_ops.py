@@ -128,6 +128,10 @@ class TracedOps(Generic[P]):
         whole = Cost(1, sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs))
         return self._trace(ATTENTION, whole, lambda: self._ops.paged_attention(query, pages, layer, plan, shape, rules))
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        cost = activation_cost(x.shape[0], x.shape[1], x.element_size(), gated=True)
+        self._trace("output gate", cost, lambda: self._ops.sigmoid_gate(x, gate))
+
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         cost = gated_product_cost(x.shape[0], weight, x.element_size())
         name = _product_name("gated product", x, weight)

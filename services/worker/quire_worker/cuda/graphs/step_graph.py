@@ -21,10 +21,12 @@ from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
 from quire_worker.ops.triton.gemm import gemm_add, gemm_into
 from quire_worker.ops.triton.launch import empty_like_rows
+from quire_worker.ops.triton.sigmoid_gate import sigmoid_gate
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import StepLayout
+    from quire_worker.model.mixers import Queries
     from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
     from quire_worker.ops.triton.fresh_attention import Fresh
@@ -40,6 +42,8 @@ class _EagerAttention(NamedTuple):
     turned: Tensor
     attended: Tensor
     """[R, Q D]: rows of chunks are missing."""
+    gate: Tensor | None
+    """See `Queries`."""
     weight: Weight
     result: Tensor
     """[R, H]: where the output projection goes; no graph computes any row of it."""
@@ -47,8 +51,11 @@ class _EagerAttention(NamedTuple):
     """Whether the projection is added to what `result` holds."""
 
     def project(self, begin: int, end: int, attended: Tensor) -> None:
-        """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the weight of the
-        output projection. The result goes into these rows of `result` or, with `adds`, is added to them."""
+        """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the gate, if there
+        is one, and by the weight of the output projection. The result goes into these rows of `result` or, with `adds`,
+        is added to them."""
+        if self.gate is not None:
+            sigmoid_gate(attended, self.gate[begin:end], pdl=False)
         if self.adds:
             gemm_add(self.result[begin:end], attended, self.weight)
         else:
@@ -114,7 +121,7 @@ class StepGraph:
 
     def _attend(
         self,
-        query: Tensor,
+        queries: Queries,
         pages: Tensor,
         layer: int,
         plan: TritonPlan,
@@ -125,7 +132,7 @@ class StepGraph:
         """Replace a layer's attention during the capture. Capture the attention of decode rows, end the piece, note the
         tensors with which `replay` does the rest, and begin the next piece. Returns the projection's tensor; None if it
         is added to `onto`."""
-        decoder, self._plan = self._body.decoder, plan
+        (query, gate), decoder, self._plan = queries, self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
         attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, rules)
         result = empty_like_rows(query, weight.outputs) if onto is None else onto
@@ -133,7 +140,7 @@ class StepGraph:
         turned, plan.turned = plan.turned, None
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
-        places = borrowed(query), borrowed(turned), borrowed(attended)
+        places = borrowed(query), borrowed(turned), borrowed(attended), None if gate is None else borrowed(gate)
         self._eager.append(_EagerAttention(layer, rules, *places, weight, borrowed(result), onto is not None))
         self._recorder.begin()
         return result if onto is None else None

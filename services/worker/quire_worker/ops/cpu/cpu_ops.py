@@ -269,6 +269,13 @@ class CpuOps:
         )
         return out
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        rows, size = x.shape
+        if size % LANES:
+            self._torch_ops.sigmoid_gate(x, gate)
+            return
+        self._run_kernel(row_kernels.sigmoid_gate_rows, rows, 2 * rows * size, _address(x), _address(gate), size)
+
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
         """Return what to add: `add_rms_norm`, which follows, adds it to the residual."""
         return self.linear(x, weight)

@@ -1,4 +1,4 @@
-"""Kernels for the CPU whose items are rows: norms, rotary embedding with the page write, gated activation.
+"""Kernels for the CPU whose items are rows: norms, rotary embedding with the page write, gated activation, output gate.
 
 Each kernel reads the memory once, where torch would read it several times. A row's results depend on that row alone.
 The size of a row must be a multiple of LANES. The docstring of a job kernel begins with its arguments.
@@ -174,6 +174,14 @@ def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
             gate, up = load(gate_up, 2 * row * size + d), load(gate_up, (2 * row + 1) * size + d)
             denominator = add(exp(subtract(broadcast(_ZERO), gate)), broadcast(_ONE))
             store(out, row * size + d, multiply(divide(gate, denominator), up))
+
+
+def sigmoid_gate_rows(first: int, last: int, arguments: Arguments) -> None:
+    """(x, gate, size): multiply the rows of x by the sigmoid of those of gate."""
+    x, gate, size = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2]
+    for at in range(first * size, last * size, LANES):
+        denominator = add(exp(subtract(broadcast(_ZERO), load(gate, at))), broadcast(_ONE))
+        store(x, at, divide(load(x, at), denominator))
 
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:

@@ -24,6 +24,7 @@ from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.launch import empty_like_rows, options, power_of_two
+from quire_worker.ops.triton.sigmoid_gate import sigmoid_gate
 from quire_worker.ops.weight import Weight, as_dense
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
@@ -183,6 +184,9 @@ class TritonOps:
                 raise ValueError("torch's attention knows no rules: plan without fresh prompts")
             fresh_attention(query, plan.turned, plan.fresh, shape, lambda chunk, rows: _put(out, chunk, rows))
         return out
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        sigmoid_gate(x, gate, self.pdl)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         whole = None

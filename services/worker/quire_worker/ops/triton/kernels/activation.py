@@ -1,4 +1,4 @@
-"""Gated and plain activations, elementwise over rows."""
+"""Gated and plain activations, and the gate on attention's output, elementwise over rows."""
 
 from __future__ import annotations
 
@@ -36,3 +36,17 @@ def activation_kernel(
     else:
         result = activate(tl.load(source + row * inner + column, mask=real, other=0.0).to(tl.float32), GELU)
     tl.store(out + row * inner + column, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def sigmoid_gate_kernel(x, gate, columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Grid [rows, blocks of `columns`]: multiply x [rows, columns] by the sigmoid of gate, in place."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < columns
+    place = row * columns + column
+    wait(PDL)
+    let_next_start(PDL)
+    factor = tl.sigmoid(tl.load(gate + place, mask=real, other=0.0).to(tl.float32))
+    result = tl.load(x + place, mask=real, other=0.0).to(tl.float32) * factor
+    tl.store(x + place, result.to(x.dtype.element_ty), mask=real)
