@@ -11,7 +11,8 @@ import torch
 from bench.harness.local_engine import LocalEngine
 from quire_common.sequence import Sequence, Stop
 from quire_worker.loading import LoadedModel, LoadOptions, ModelImpl, load_model
-from quire_worker.model.architectures import FAMILIES
+from quire_worker.model.architectures import has_family
+from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.transformers_backend.decoder import TransformersDecoder
 from tests.model.batches import PAGE_SIZE, Run, make_batch, pages_for
 from tests.oracle import Oracle
@@ -35,7 +36,8 @@ def load(folder: Path, model_impl: ModelImpl) -> LoadedModel:
 def test_a_model_without_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     folder = write_transformers_model(name, tmp_path)
     # If Quire gets a family for the model later, this test must run the Transformers backend still.
-    model = load(folder, "transformers" if CASES[name][1] in FAMILIES else "auto")
+    has_own = has_family(ConfigFile(read_json(folder / "config.json")))
+    model = load(folder, "transformers" if has_own else "auto")
     assert isinstance(model.runner.decoder, TransformersDecoder)
     oracle, tokens = Oracle(folder), prompt()
     pages = pages_for(LENGTH + ANSWER, 1)

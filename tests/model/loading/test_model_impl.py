@@ -18,6 +18,7 @@ from quire_common.errors import QuireError
 from quire_worker.config import WorkerConfig
 from quire_worker.loading import LoadOptions, ModelImpl, find_source, load_model
 from quire_worker.model.arch_spec import Attention, TransformersSpec
+from quire_worker.model.architectures import FAMILIES
 from quire_worker.model_source import load_configured
 from quire_worker.sources.family import FamilySource
 from quire_worker.transformers_backend.find_model import SUPPORTED_RELEASES
@@ -83,6 +84,15 @@ def test_auto_prefers_a_family_and_falls_back_else(tmp_path: Path) -> None:
     assert isinstance(find(own), FamilySource)
     assert isinstance(find(own, "transformers"), TransformersSource)
     assert isinstance(find(other), TransformersSource)
+
+
+def test_auto_leaves_what_a_family_does_not_cover_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = replace(FAMILIES["LlamaForCausalLM"], covers=lambda config: config.integer("num_hidden_layers") == 2)
+    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", family)
+    assert isinstance(find(write_config(tmp_path / "two")), FamilySource)
+    assert isinstance(find(write_config(tmp_path / "three", num_hidden_layers=3)), TransformersSource)
 
 
 def test_the_spec_is_read_from_the_modules(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ FAMILIES: dict[str, Family] = {name: family for family in ALL_FAMILIES for name 
 
 
 def has_family(config: ConfigFile) -> bool:
-    """Whether one of the config's architectures is supported."""
-    return any(name in FAMILIES for name in config.texts("architectures"))
+    """Whether the first of the config's architectures that is supported has a family that computes this model."""
+    return next((FAMILIES[name].has_model(config) for name in config.texts("architectures") if name in FAMILIES), False)
 
 
 def find_family(config: ConfigFile) -> tuple[str, Family]:

@@ -41,6 +41,9 @@ class Family:
     """The prefix of all names of tensors but the head's; some checkpoints leave it out."""
     names_for: Callable[[ConfigFile], Mapping[str, str]] | None = None
     """The name map of a config, for a family whose tensors have other names in some models."""
+    covers: Callable[[ConfigFile], bool] | None = None
+    """Whether Quire computes the model of a config; None: always. `build_spec` refuses other models by name, and the
+    Transformers backend may compute them."""
     gguf: tuple[GgufMap, ...] = ()
     """Maps of the GGUF files of the family's models; empty: such files are refused."""
     models: str = ""
@@ -50,6 +53,10 @@ class Family:
         """Return the config with the usual names in place of the family's own field names, and with the family's
         defaults."""
         return config.adapted(self.renamed, self.defaults)
+
+    def has_model(self, config: ConfigFile) -> bool:
+        """Whether Quire computes the model of a config, which may have the family's own field names."""
+        return self.covers is None or self.covers(self.adapt(config))
 
     def of(self, config: ConfigFile) -> Family:
         """Return the family with the name map of one model's config."""
