@@ -13,6 +13,7 @@ UNKNOWN = {
     "opt": "llama.cpp does not know it",
     "persimmon": "llama.cpp does not know it any more",
     "falcon rw": "llama.cpp has no ALiBi for Falcon",
+    "afmoe": "files of AFMoE have experts",
 }
 # Other fields than those of the case, where llama.cpp implies them and files have no key.
 CONVERTED: dict[str, dict[str, Any]] = {

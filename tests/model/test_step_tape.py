@@ -70,6 +70,17 @@ def test_replay_is_bit_identical_to_a_pass(model: LoadedModel) -> None:
     assert passes.ran == 3
 
 
+def test_a_replay_has_the_gate_on_attentions_output(tmp_path: Path) -> None:
+    gated: dict[str, Any] = {"architectures": ["AfmoeForCausalLM"], "num_dense_layers": 2}
+    passes = Passes(load_dummy_model(tmp_path, **SIZES, **gated))
+    passes.step(8, 0)
+    passes.ran = 0
+    for turn in range(3):
+        replayed, plain = passes.step(8, turn)
+        assert torch.equal(replayed, plain), turn
+    assert passes.ran == 1
+
+
 def test_replaced_buffers_cause_a_new_recording(model: LoadedModel) -> None:
     passes = Passes(model)
     passes.step(2, 0)

@@ -126,6 +126,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("Nemotron", {}),
     "persimmon": ("Persimmon", NO_KV),
     "arcee": ("Arcee", {}),
+    "afmoe": (
+        "Afmoe",
+        _WINDOW
+        | {"head_dim": 16, "num_hidden_layers": 4, "num_dense_layers": 4, "mup_enabled": True, "attention_bias": True},
+    ),
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from quire_worker.loading import LoadOptions, load_model
+from quire_worker.ops.cpu.cpu_ops import CpuOps
 from tests.model.batches import pages_for
 from tests.oracle import Oracle
 from tests.parity.families import CASES, in_turn, write_family
@@ -38,6 +39,16 @@ def test_a_familys_model_computes_what_transformers_does(name: str, tmp_path: Pa
     answer = greedy(model, tokens, pages, int(whole[-1].argmax()))
     divergence = oracle.first_divergence(tokens, answer)
     assert divergence is None or divergence.is_true_tie, divergence
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", ["afmoe"])
+def test_a_missing_output_gate_would_be_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, tokens = write_family(name, tmp_path), prompt()
+    monkeypatch.setattr(CpuOps, "sigmoid_gate", lambda *_: None)
+    model = load_model(folder, LoadOptions(kv_cache_bytes=4 << 20))
+    found = logits(model, tokens, pages_for(LENGTH, 1), 0)
+    assert (found - Oracle(folder).logits(tokens)).abs().max() > 1e-2
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -39,6 +39,7 @@ MPT: dict[str, Any] = NO_SIZES | {"architectures": ["MptForCausalLM"], "d_model"
 MPT |= {"max_seq_len": 64}
 GPT2: dict[str, Any] = NO_SIZES | {"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 4, "n_layer": 2}
 GPT2 |= {"n_positions": 64}
+AFMOE: dict[str, Any] = {"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
 # Keys of published config.json files, where they matter.
 REAL: dict[str, dict[str, Any]] = {
     "llama-2": LLAMA | {"pretraining_tp": 1, "rope_scaling": None, "tie_word_embeddings": False},
@@ -50,6 +51,7 @@ REAL: dict[str, dict[str, Any]] = {
     "qwen3, new": QWEN3 | {"layer_types": ["full_attention"] * 2, "attention_bias": False},
     "a window that is as long as the context": QWEN2 | {"sliding_window": 512},
     "a window that is longer than the context": LLAMA | {"sliding_window": 4096},
+    "afmoe, all dense": AFMOE | {"num_dense_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": 2048},
     "neutral": LLAMA | {"logit_scale": 1.0, "attn_logit_softcapping": None, "num_experts": 0, "use_qk_norm": False},
 }
 
@@ -163,6 +165,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gpt2, scaled by layer": (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     "two kinds": (LLAMA | {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}}, "type"),
+    "afmoe, experts": (AFMOE | {"num_dense_layers": 1}, "num_dense_layers"),
+    "afmoe, experts by default": (AFMOE, "num_dense_layers"),
     "two thetas": (LLAMA | {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, "rope_theta"),
 }
 

@@ -95,6 +95,20 @@ def test_auto_leaves_what_a_family_does_not_cover_to_transformers(
     assert isinstance(find(write_config(tmp_path / "three", num_hidden_layers=3)), TransformersSource)
 
 
+def test_auto_leaves_experts_to_transformers_which_quire_refuses_by_name(tmp_path: Path) -> None:
+    dense = SIZES | {
+        "architectures": ["AfmoeForCausalLM"],
+        "model_type": "afmoe",
+        "num_dense_layers": 2,
+        "head_dim": 16,
+    }
+    experts = dense | {"num_dense_layers": 1, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    assert isinstance(find(write(tmp_path / "dense", dense)), FamilySource)
+    assert isinstance(find(write(tmp_path / "experts", experts)), TransformersSource)
+    error = refusal(tmp_path / "refused", experts, "quire")
+    assert error.code == "UNSUPPORTED_CONFIG" and "`num_dense_layers` is 1" in error.message
+
+
 def test_the_spec_is_read_from_the_modules(tmp_path: Path) -> None:
     fields = SIZES | {
         "architectures": ["GptOssForCausalLM"],

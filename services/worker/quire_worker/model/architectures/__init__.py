@@ -20,6 +20,7 @@ from quire_worker.model.architectures.layer_norm.persimmon import PERSIMMON
 from quire_worker.model.architectures.layer_norm.phi import PHI
 from quire_worker.model.architectures.layer_norm.stablelm import STABLELM
 from quire_worker.model.architectures.layer_norm.starcoder2 import STARCODER2
+from quire_worker.model.architectures.rms_norm.afmoe import AFMOE
 from quire_worker.model.architectures.rms_norm.arcee import ARCEE
 from quire_worker.model.architectures.rms_norm.exaone4 import EXAONE4
 from quire_worker.model.architectures.rms_norm.gemma import GEMMA, GEMMA2, GEMMA3
@@ -39,7 +40,7 @@ from quire_worker.model.config_file import ConfigFile
 ALL_FAMILIES: Final = (
     LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GRANITE, SEED_OSS, SMOLLM3, HUNYUAN, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GLM,
     GLM4, OLMO, OLMO2, OLMO3, COHERE, COHERE2, STARCODER2, GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, MPT, STABLELM,
-    EXAONE4, NEMOTRON, PERSIMMON, ARCEE,
+    EXAONE4, NEMOTRON, PERSIMMON, ARCEE, AFMOE,
 )  # fmt: skip  # a list of names
 FAMILIES: dict[str, Family] = {name: family for family in ALL_FAMILIES for name in family.architectures}
 
