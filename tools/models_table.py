@@ -89,10 +89,10 @@ llama.cpp's converter changes some models:
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-Models without an entry in the table run in the Transformers backend. AFMoE models with experts are treated as
-models without an entry. The Python package transformers computes their layers operation by operation, and Quire's
-kernels compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other
-models.
+Models without an entry in the table run in the Transformers backend. AFMoE and Qwen3-Next models with experts are
+treated as models without an entry. The Python package transformers computes their layers operation by operation, and
+Quire's kernels compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for
+other models.
 
 Steps take longer than in Quire's own code, mostly if they are small. On a CPU with one thread, a step of the demo
 model took 8 ms instead of 1 ms for one sequence, and 34 ms instead of 23 ms for 64 ([log](../bench/LOG.md)).

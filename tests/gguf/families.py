@@ -14,6 +14,7 @@ UNKNOWN = {
     "persimmon": "llama.cpp does not know it any more",
     "falcon rw": "llama.cpp has no ALiBi for Falcon",
     "afmoe": "files of AFMoE have experts",
+    "qwen3-next": "files of Qwen3-Next have experts and linear attention",
 }
 # Other fields than those of the case, where llama.cpp implies them and files have no key.
 CONVERTED: dict[str, dict[str, Any]] = {

@@ -131,6 +131,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         _WINDOW
         | {"head_dim": 16, "num_hidden_layers": 4, "num_dense_layers": 4, "mup_enabled": True, "attention_bias": True},
     ),
+    "qwen3-next": ("Qwen3Next", {"head_dim": 32, "num_experts": 0, "layer_types": ["full_attention"] * 3}),
 }
 
 

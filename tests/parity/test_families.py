@@ -42,7 +42,7 @@ def test_a_familys_model_computes_what_transformers_does(name: str, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", ["afmoe"])
+@pytest.mark.parametrize("name", ["afmoe", "qwen3-next"])
 def test_a_missing_output_gate_would_be_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tokens = write_family(name, tmp_path), prompt()
     monkeypatch.setattr(CpuOps, "sigmoid_gate", lambda *_: None)

@@ -40,6 +40,8 @@ MPT |= {"max_seq_len": 64}
 GPT2: dict[str, Any] = NO_SIZES | {"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 4, "n_layer": 2}
 GPT2 |= {"n_positions": 64}
 AFMOE: dict[str, Any] = {"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
+QWEN3_NEXT: dict[str, Any] = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+QWEN3_NEXT |= {"head_dim": 32, "layer_types": ["full_attention"] * 2, "num_experts": 0}
 # Keys of published config.json files, where they matter.
 REAL: dict[str, dict[str, Any]] = {
     "llama-2": LLAMA | {"pretraining_tp": 1, "rope_scaling": None, "tie_word_embeddings": False},
@@ -52,6 +54,8 @@ REAL: dict[str, dict[str, Any]] = {
     "a window that is as long as the context": QWEN2 | {"sliding_window": 512},
     "a window that is longer than the context": LLAMA | {"sliding_window": 4096},
     "afmoe, all dense": AFMOE | {"num_dense_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": 2048},
+    "qwen3-next, all dense": QWEN3_NEXT | {"num_experts": 4, "mlp_only_layers": [0, 1]},
+    "qwen3-next, all full": QWEN3_NEXT | {"layer_types": ..., "full_attention_interval": 1},
     "neutral": LLAMA | {"logit_scale": 1.0, "attn_logit_softcapping": None, "num_experts": 0, "use_qk_norm": False},
 }
 
@@ -167,6 +171,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two kinds": (LLAMA | {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}}, "type"),
     "afmoe, experts": (AFMOE | {"num_dense_layers": 1}, "num_dense_layers"),
     "afmoe, experts by default": (AFMOE, "num_dense_layers"),
+    "qwen3-next, experts": (QWEN3_NEXT | {"num_experts": 4, "mlp_only_layers": [1]}, "num_experts"),
+    "qwen3-next, experts by default": (QWEN3_NEXT | {"num_experts": ...}, "num_experts"),
+    "qwen3-next, linear attention": (
+        QWEN3_NEXT | {"layer_types": ["linear_attention", "full_attention"]},
+        "layer_types",
+    ),
+    "qwen3-next, linear attention by default": (QWEN3_NEXT | {"layer_types": ...}, "layer_types"),
+    "qwen3-next, windows": (QWEN3_NEXT | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    "qwen3-next, biases": (QWEN3_NEXT | {"attention_bias": True}, "attention_bias"),
     "two thetas": (LLAMA | {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, "rope_theta"),
 }
 

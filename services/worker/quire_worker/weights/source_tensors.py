@@ -27,7 +27,7 @@ class SourceTensor:
     is_transposed: bool = False
     """[inputs, outputs] in the checkpoint."""
     by_kv_head: bool = False
-    """For each KV head its query heads, its key head and its value head, instead of all queries, keys, values."""
+    """See `Family.by_kv_head`, instead of all rows of the first parameter, then all of the next."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,9 +66,10 @@ class SourceTensor:
             return [rows]
         if not self.by_kv_head:
             return list(torch.split(rows, [spec.shape[0] for spec in self.specs]))
-        kv_heads = self.specs[1].partition.units
-        heads = rows.view(kv_heads, -1, *rows.shape[1:])
-        sizes = [spec.shape[0] // kv_heads for spec in self.specs]
+        # Of keys, or of gates.
+        count = self.specs[1].partition.units
+        heads = rows.view(count, -1, *rows.shape[1:])
+        sizes = [spec.shape[0] // count for spec in self.specs]
         return [part.reshape(-1, *rows.shape[1:]) for part in torch.split(heads, sizes, dim=1)]
 
 
@@ -81,7 +82,7 @@ def source_tensors(specs: Sequence[ParameterSpec], family: Family) -> dict[str, 
         name: SourceTensor(
             tuple(found),
             is_transposed=len(found[0].shape) == 2 and found[0].role in family.transposed,
-            by_kv_head=len(found) == 3 and family.by_kv_head,
+            by_kv_head=len(found) > 1 and family.by_kv_head,
         )
         for name, found in by_name.items()
     }

@@ -33,6 +33,7 @@ from quire_worker.model.architectures.rms_norm.olmo2 import OLMO2, OLMO3
 from quire_worker.model.architectures.rms_norm.phi3 import PHI3
 from quire_worker.model.architectures.rms_norm.qwen2 import QWEN2
 from quire_worker.model.architectures.rms_norm.qwen3 import QWEN3
+from quire_worker.model.architectures.rms_norm.qwen3_next import QWEN3_NEXT
 from quire_worker.model.architectures.rms_norm.seed_oss import SEED_OSS
 from quire_worker.model.architectures.rms_norm.smollm3 import SMOLLM3
 from quire_worker.model.config_file import ConfigFile
@@ -40,7 +41,7 @@ from quire_worker.model.config_file import ConfigFile
 ALL_FAMILIES: Final = (
     LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL, GRANITE, SEED_OSS, SMOLLM3, HUNYUAN, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GLM,
     GLM4, OLMO, OLMO2, OLMO3, COHERE, COHERE2, STARCODER2, GPT2, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, MPT, STABLELM,
-    EXAONE4, NEMOTRON, PERSIMMON, ARCEE, AFMOE,
+    EXAONE4, NEMOTRON, PERSIMMON, ARCEE, AFMOE, QWEN3_NEXT,
 )  # fmt: skip  # a list of names
 FAMILIES: dict[str, Family] = {name: family for family in ALL_FAMILIES for name in family.architectures}
 

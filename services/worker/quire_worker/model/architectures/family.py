@@ -36,7 +36,8 @@ class Family:
     transposed: frozenset[str] = frozenset()
     """Roles whose matrices are [inputs, outputs] in checkpoints."""
     by_kv_head: bool = False
-    """In a tensor of queries, keys and values: for each KV head its query heads, its key head and its value head."""
+    """In a tensor of queries, keys and values: for each KV head its query heads, its key head and its value head. In a
+    tensor of queries and output gates: for each head its query and its gate."""
     prefix: str = ""
     """The prefix of all names of tensors but the head's; some checkpoints leave it out."""
     names_for: Callable[[ConfigFile], Mapping[str, str]] | None = None
