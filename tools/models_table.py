@@ -173,6 +173,11 @@ table before it reads the weights. Each error names the field.
 Quire does not support latent attention, recurrent layers, vision and audio inputs, OPT 350M (other norms),
 StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
 
+A `config.json` of OLMo 3 may have one rotary embedding for all layers, as transformers 4 wrote it. Releases of
+transformers read some of these files in different ways: a `rope_theta` other than 500000, a scaled RoPE in
+`rope_parameters`, or a `rope_scaling` without `rope_type`. Quire refuses such a file. If `rope_parameters` names
+`full_attention` and `sliding_attention`, for example by `--hf-overrides`, the file is clear.
+
 A RoPE of type `longrope` has two lists of factors, for short and for long sequences. transformers chooses a list by the
 present length of the sequence. The worker chooses by `--max-model-len`: it uses the long factors if this option is
 above `original_max_position_embeddings`. So a sequence keeps its cached pages as it grows.

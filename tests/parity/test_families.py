@@ -6,17 +6,22 @@ variable QUIRE_TEST_FAMILIES (0, 1 or 2) chooses the third.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from quire_worker.loading import LoadOptions, load_model
+from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.ops.cpu.cpu_ops import CpuOps
 from tests.model.batches import pages_for
-from tests.oracle import Oracle
+from tests.oracle import Oracle, quiet_transformers
 from tests.parity.families import CASES, in_turn, write_family
 from tests.parity.model_runs import ANSWER, CUTS, LENGTH, SHARED, cached_pages, greedy, logits, prompt
+
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -49,6 +54,42 @@ def test_a_missing_output_gate_would_be_noticed(name: str, tmp_path: Path, monke
     model = load_model(folder, LoadOptions(kv_cache_bytes=4 << 20))
     found = logits(model, tokens, pages_for(LENGTH, 1), 0)
     assert (found - Oracle(folder).logits(tokens)).abs().max() > 1e-2
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("old", [{}, {"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": YARN}])
+def test_old_files_of_olmo3_have_a_rope_that_windows_do_not_scale(old: dict[str, Any], tmp_path: Path) -> None:
+    folder, tokens = write_family("olmo3", tmp_path), prompt()
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["rope_parameters"]
+    file.write_text(json.dumps(fields | old))
+    model = load_model(folder, LoadOptions(kv_cache_bytes=4 << 20))
+    assert isinstance(model.spec, ArchSpec)
+    ropes = [each.rope for each in model.spec.attention]
+    assert [rope.kind for rope in ropes if rope] == ["default"] * 3 + ["yarn" if "rope_scaling" in old else "default"]
+    found = logits(model, tokens, pages_for(LENGTH, 1), 0)
+    assert (found - Oracle(folder).logits(tokens)).abs().max() < 1e-4
+    if "rope_scaling" in old:
+        file.write_text(json.dumps(fields))
+        assert (found - Oracle(folder).logits(tokens)).abs().max() > 1e-2, "the scaling changes nothing"
+
+
+def test_transformers_ignores_parts_of_old_files_of_olmo3() -> None:
+    """Quire refuses such files. If this test fails, transformers reads them as their writers did, and so can Quire."""
+    with quiet_transformers():
+        from transformers import Olmo3Config
+
+        olds: tuple[dict[str, Any], ...] = (
+            {"rope_theta": 1e4},
+            {"rope_parameters": YARN | {"rope_theta": 5e5}},
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        )
+        read: list[Any] = [Olmo3Config.from_dict(old).rope_parameters for old in olds]
+    base, section, kind = read
+    assert (base["full_attention"]["rope_theta"], base["sliding_attention"]["rope_theta"]) == (1e4, 5e5)
+    assert section["full_attention"]["rope_type"] == section["sliding_attention"]["rope_type"] == "default"
+    assert kind["full_attention"]["rope_type"] == "default"
 
 
 @pytest.mark.usefixtures("one_thread")

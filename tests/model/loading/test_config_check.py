@@ -39,6 +39,11 @@ MPT: dict[str, Any] = NO_SIZES | {"architectures": ["MptForCausalLM"], "d_model"
 MPT |= {"max_seq_len": 64}
 GPT2: dict[str, Any] = NO_SIZES | {"architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_head": 4, "n_layer": 2}
 GPT2 |= {"n_positions": 64}
+OLMO3: dict[str, Any] = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "layer_types": ["full_attention"] * 2,
+}
 AFMOE: dict[str, Any] = {"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
 QWEN3_NEXT: dict[str, Any] = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
 QWEN3_NEXT |= {"head_dim": 32, "layer_types": ["full_attention"] * 2, "num_experts": 0}
@@ -169,6 +174,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gpt2, scaled by layer": (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     "two kinds": (LLAMA | {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}}, "type"),
+    "olmo 3, a base of old files": (OLMO3 | {"rope_theta": 1e4}, "rope_theta"),
+    "olmo 3, a scaled rope for all layers": (
+        OLMO3 | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
+        "rope_parameters",
+    ),
+    "olmo 3, a type of old files": (OLMO3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
     "afmoe, experts": (AFMOE | {"num_dense_layers": 1}, "num_dense_layers"),
     "afmoe, experts by default": (AFMOE, "num_dense_layers"),
     "qwen3-next, experts": (QWEN3_NEXT | {"num_experts": 4, "mlp_only_layers": [1]}, "num_experts"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire_worker.model.arch_spec import ArchSpec, LayerSpec, QkNormSpec, RopeSpec
 from quire_worker.model.architectures.common import is_tied, read_dense, read_sizes, usual_names
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.architectures.gguf_map import WINDOWS, GgufMap
 from quire_worker.model.architectures.ropes import read_rope
 from quire_worker.model.architectures.windows import FULL, SLIDING, WINDOW_DEFAULT, layer_types, windows_of
+from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
+
+_THETA = 500_000.0
+_UNCLEAR = "a RoPE that releases of transformers read in several ways (name both types of layers in `rope_parameters`)"
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
@@ -36,12 +43,28 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 def _ropes(config: ConfigFile, head_dim: int) -> dict[str, RopeSpec]:
     """Read the RoPE of each type of layer of an OLMo 3 model. Old files have one RoPE for all layers, whose scaling
+    does not apply to layers with windows. Raises Unsupported for those that transformers has read in several ways."""
+    full, usual = read_rope(config, head_dim, layer_type=FULL, theta=_THETA), RopeSpec(theta=_THETA)
+    section, scaling = config.section("rope_parameters"), config.section("rope_scaling")
+    if section is not None and (section.has(FULL) or section.has(SLIDING)):
+        return {FULL: full, SLIDING: read_rope(config, head_dim, layer_type=SLIDING, theta=_THETA)}
+    # transformers 5 began with such a section for all layers, and 5.23 ignores it.
+    if section is not None and full != usual:
+        raise refused(config, "rope_parameters", _UNCLEAR)
+    # transformers 4 applies the base to all layers, and 5.23 only to those without windows.
+    if full.theta != usual.theta:
+        raise refused(config, "rope_theta", _UNCLEAR)
+    # transformers 5.23 knows no `type`.
+    if scaling is not None and not scaling.has("rope_type") and full != usual:
+        raise refused(config, "rope_scaling", _UNCLEAR)
+    return {FULL: full, SLIDING: usual}
+
+
+def _rope_by_layer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the RoPE of each type of layer, of which a GGUF file has one for all layers. As in llama.cpp, its scaling
     does not apply to layers with windows."""
-    full = read_rope(config, head_dim, layer_type=FULL, theta=500_000.0)
-    section = config.section("rope_parameters")
-    if section is None or not (section.has(FULL) or section.has(SLIDING)):
-        return {FULL: full, SLIDING: RopeSpec(theta=full.theta)}
-    return {FULL: full, SLIDING: read_rope(config, head_dim, layer_type=SLIDING, theta=500_000.0)}
+    rope = fields["rope_parameters"]
+    return {"rope_parameters": {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": rope["rope_theta"]}}}
 
 
 _NAMES = usual_names(
@@ -54,6 +77,14 @@ OLMO3 = Family(
     _NAMES,
     "olmo3",
     defaults=WINDOW_DEFAULT,
-    gguf=(GgufMap("olmo2", keys=WINDOWS, nonzero=("attention.sliding_window",), if_key="attention.sliding_window"),),
+    gguf=(
+        GgufMap(
+            "olmo2",
+            keys=WINDOWS,
+            nonzero=("attention.sliding_window",),
+            derive=_rope_by_layer,
+            if_key="attention.sliding_window",
+        ),
+    ),
     models="OLMo 3 7B and 32B",
 )
