@@ -94,8 +94,8 @@ class LLM:
         defaults apply. The first failure ends the call and is raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
-        params = _spread(sampling_params, SamplingParams, default, len(batch), "sampling_params")
-        priorities = _spread(priority, int, 0, len(batch), "priority")
+        params = _one_per_prompt(sampling_params, SamplingParams, default, len(batch), "sampling_params")
+        priorities = _one_per_prompt(priority, int, 0, len(batch), "priority")
         return self._run(self._serve(batch, params, priorities, make_bar(use_tqdm, len(batch))))
 
     def chat(
@@ -183,7 +183,7 @@ class LLM:
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
             async with gate:
-                output = await self._patiently(prompt, param, priority)
+                output = await self._complete_with_retries(prompt, param, priority)
             if bar is not None:
                 if isinstance(bar, TerminalBar):
                     bar.count(output)
@@ -191,7 +191,7 @@ class LLM:
             return output
 
         try:
-            return await self._all([one(*item) for item in zip(prompts, params, priorities, strict=True)])
+            return await self._gather([one(*item) for item in zip(prompts, params, priorities, strict=True)])
         finally:
             if bar is not None:
                 bar.close()
@@ -214,12 +214,12 @@ class LLM:
             return found
 
         try:
-            return await self._all([one(prompt) for prompt in prompts])
+            return await self._gather([one(prompt) for prompt in prompts])
         finally:
             if bar is not None:
                 bar.close()
 
-    async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    async def _gather(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """Run the coroutines, and return their results in order. The first failure ends all of them, and is raised
         unchanged."""
         try:
@@ -229,10 +229,10 @@ class LLM:
             own = [failure for failure in failures.exceptions if isinstance(failure, QuireError)]
             if not own:
                 raise
-            raise self._explained(own[0]) from None
+            raise self._with_dead_service(own[0]) from None
         return [task.result() for task in tasks]
 
-    async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+    async def _complete_with_retries(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
         """Complete one prompt. While a queue is full, wait and try again, because the caller wants the whole batch."""
         while True:
             try:
@@ -240,7 +240,7 @@ class LLM:
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
-    def _explained(self, error: QuireError) -> QuireError:
+    def _with_dead_service(self, error: QuireError) -> QuireError:
         """Return the error. If a service of this object's stack has died, return an error that names this service as
         the cause."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
@@ -256,7 +256,7 @@ async def _make_client(address: str, api_key: str | None) -> AsyncClient:
     return AsyncClient(address, api_key=api_key)
 
 
-def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
+def _one_per_prompt(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
     """Return `length` values, from None (the default for each), one value for all, or a list of values. Raises
     InvalidArgument if their number differs."""
     if value is None:

@@ -172,7 +172,7 @@ class _Fleet:
         self.hear_load()
 
     def place(self, request: TraceRequest) -> ReservedSides:
-        return self.placer.place_sides(_KnownRequest(request), self.table.able("m", None, 0))
+        return self.placer.place_sides(_KnownRequest(request), self.table.accepting_rows("m", None, 0))
 
     def are_near(self, one: int, other: int) -> bool:
         """Whether two replicas share a host."""

@@ -70,7 +70,7 @@ class _Sender:
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
-            status, body, retry_after_s = self._try(request, request_id)
+            status, body, retry_after_s = self._send_once(request, request_id)
             if (status and status not in _AGAIN) or attempt == self._retries:
                 break
             wait_s = min(_MOST_WAIT_S, max(retry_after_s, wait_s * 2 if attempt else wait_s))
@@ -83,7 +83,7 @@ class _Sender:
             "error": None if good else body,
         }
 
-    def _try(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
+    def _send_once(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
         """Send the request once. Returns the status (0: no answer), the body, and the seconds after which to retry."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:

@@ -72,14 +72,14 @@ class Load:
                     await asyncio.sleep(wait_s)
                 if self._gate is not None:
                     await self._gate.acquire()
-                tasks.append(asyncio.create_task(self._one(request)))
+                tasks.append(asyncio.create_task(self._send_one(request)))
             return list(await asyncio.gather(*tasks))
         finally:
             gc.enable()
             for connection in self._idle:
                 connection.close()
 
-    async def _one(self, request: PlannedRequest) -> Outcome:
+    async def _send_one(self, request: PlannedRequest) -> Outcome:
         """Send one request over an idle connection or a new one, and return its outcome. A failed connection is an
         outcome too."""
         outcome = Outcome(index=request.index, sent_s=perf_counter())

@@ -62,7 +62,7 @@ def main() -> int:
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:
-        with directory.hold():
+        with directory.hold_lock():
             sweep(directory)
             remove_abandoned()
             well = asyncio.run(supervise(spec, directory))

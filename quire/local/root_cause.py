@@ -26,9 +26,9 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
     """Find the reason for the end of a process. It is the signal that killed the process, else the error that it
     logged, else its traceback, else the last line of its log. `exit_code` is negative for a signal. The log before byte
     `log_start` belongs to an earlier process, and is not read."""
-    lines = _tail(log, log_start)
+    lines = _last_log_lines(log, log_start)
     if exit_code is not None and exit_code < 0:
-        return _killed(signal.Signals(-exit_code))
+        return _signal_cause(signal.Signals(-exit_code))
     records = [record for line in reversed(lines) if (record := _record(line))]
     # Every service's last line of a life that failed. A request's own error is logged otherwise.
     failure = next((r for r in records if r.get("message") == "failed" and r.get("code") and r.get("error")), None)
@@ -43,7 +43,7 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
     return RootCause("EXITED", f"It ended with exit code {exit_code} and said nothing.", "See its log.")
 
 
-def _killed(number: signal.Signals) -> RootCause:
+def _signal_cause(number: signal.Signals) -> RootCause:
     """Return the cause for a process that was killed by this signal."""
     if number is signal.SIGKILL:
         return RootCause(
@@ -52,7 +52,7 @@ def _killed(number: signal.Signals) -> RootCause:
     return RootCause("KILLED", f"It was killed by {number.name}.", "See its log.")
 
 
-def _tail(log: Path, start: int) -> list[str]:
+def _last_log_lines(log: Path, start: int) -> list[str]:
     """Return the last lines of the log, but none before byte `start`; empty if it cannot be read."""
     try:
         with log.open("rb") as file:

@@ -141,7 +141,7 @@ class StateDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Return the context in which the supervisor holds its lock. Raises FailedPrecondition if another supervisor
         holds it."""
         self.create()

@@ -80,7 +80,9 @@ class Vocabulary:
         )
         self._table = build_pieces(self.tokenizer, self._tokens)
         self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
-        self.may_cut = may_cut(_flat(self.tokenizer.pre_tokenizer), _flat(self.tokenizer.normalizer), added.values())
+        self.may_cut = may_cut(
+            _pipeline_steps(self.tokenizer.pre_tokenizer), _pipeline_steps(self.tokenizer.normalizer), added.values()
+        )
         """Whether the pieces of text_cutter have the tokens of the whole text."""
         self.digest = _digest(folder)
 
@@ -135,21 +137,21 @@ def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added:
     """Return how many UTF-8 bytes of a text one token can stand for, or 0 if there may be no bound. There is a bound
     for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it."""
     texts = {*tokens.values()}
-    cutters = _flat(tokenizer.pre_tokenizer)
+    cutters = _pipeline_steps(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
         return 0
     if any(token.lstrip or token.rstrip for token in added):
         return 0
     if any(c["type"] not in ("ByteLevel", "Split", "Digits") or c.get("behavior") == "Removed" for c in cutters):
         return 0
-    normalizers = [n["type"] for n in _flat(tokenizer.normalizer)]
+    normalizers = [n["type"] for n in _pipeline_steps(tokenizer.normalizer)]
     if not set(normalizers) <= {"NFC"}:
         return 0
     longest = max(len(byte_level_bytes(text)) for text in texts)
     return longest * (_NFC_SHRINKS if normalizers else 1)
 
 
-def _flat(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
+def _pipeline_steps(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
     """Return a part of the tokenizer as a list of steps, each with its `type`."""
 
     def steps(shape: dict[str, Any]) -> list[dict[str, Any]]:

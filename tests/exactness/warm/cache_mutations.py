@@ -89,7 +89,7 @@ def failed_loads_named(patch: MonkeyPatch) -> None:
 
 def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
     """Pages are stored when their request has them, and the worker does not look whether they are whole."""
-    filled = Offload.filled
+    filled = Offload.store_new_pages
 
     def early(self: Offload, request: Request, **least: int) -> bool:
         ready = self._cache.ready_pages(request)
@@ -99,7 +99,7 @@ def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
         finally:
             self._cache.restart(request, ready)
 
-    patch.setattr(Offload, "filled", early)
+    patch.setattr(Offload, "store_new_pages", early)
     patch.setattr(ResidentSlots, "can_store", lambda self, pages: True)
 
 

@@ -230,7 +230,7 @@ def test_a_second_stack_of_the_same_name_is_refused() -> None:
     assert raised.value.code == "ALREADY_RUNNING"
     assert read_state().phase == "ready"
     stack.close()
-    with StateDirectory("test").hold(), pytest.raises(FailedPrecondition), StateDirectory("test").hold():
+    with StateDirectory("test").hold_lock(), pytest.raises(FailedPrecondition), StateDirectory("test").hold_lock():
         pass
 
 

@@ -79,7 +79,7 @@ class Fleet:
 
     def sides(self, wanted: Sequence) -> tuple[int | None, int]:
         """Who prefills a sequence, if another than who decodes it, and who decodes it; by index."""
-        chosen = self.split.choose(PlacementRequest(wanted), self.table.able("m", None, 0))
+        chosen = self.split.choose(PlacementRequest(wanted), self.table.accepting_rows("m", None, 0))
         index = {row.row: at for at, row in enumerate(self.rows)}
         return None if chosen.prefill is None else index[chosen.prefill], index[chosen.decode]
 
@@ -108,6 +108,6 @@ class Fleet:
     def place(
         self, wanted: Sequence, *, weight: int = 1, session: str = "", among: Sequence_[int] | None = None
     ) -> LoadReservation:
-        able = self.table.able("m", None, 0)
+        able = self.table.accepting_rows("m", None, 0)
         rows = able if among is None else np.array([self.rows[index].row for index in among], np.intp)
         return self.placer.place(PlacementRequest(wanted, weight, session), rows)

@@ -27,7 +27,7 @@ def fleet(*roles: str, policy: str = "kv_aware", **options: Any) -> Fleet:
 
 def test_roles_may_change() -> None:
     found = fleet("prefill", "decode", "both")
-    rows = found.table.able("m", None, 0)
+    rows = found.table.accepting_rows("m", None, 0)
     assert found.table.role[rows].tolist() == [PREFILL, DECODE, PREFILL | DECODE]
     assert found.table.prefills(rows, whole_too=False).tolist() == [0]
     assert found.table.prefills(rows, whole_too=True).tolist() == [0, 2]
@@ -180,7 +180,7 @@ def test_round_robin_continues_over_requests_without_remote_prefill() -> None:
 
 def test_reservations_count_until_both_sides_report() -> None:
     found, wanted = fleet("prefill", "decode"), sequence(200)
-    placed = found.placer.place_sides(PlacementRequest(wanted), found.table.able("m", None, 0))
+    placed = found.placer.place_sides(PlacementRequest(wanted), found.table.accepting_rows("m", None, 0))
     assert placed.prefill is not None and (placed.prefill.row, placed.decode.row) == (0, 1)
     rows = np.array([0, 1])
     assert found.table.queue(rows).tolist() == [200, 0]
@@ -201,7 +201,9 @@ def test_reservations_count_until_both_sides_report() -> None:
 def test_pending_pulls_delay_further_pulls() -> None:
     found, waiting = rated(0.4, prefill=2000.0), []
     for seed in range(3):
-        placed = found.placer.place_sides(PlacementRequest(sequence(1000, seed)), found.table.able("m", None, 0))
+        placed = found.placer.place_sides(
+            PlacementRequest(sequence(1000, seed)), found.table.accepting_rows("m", None, 0)
+        )
         (placed.prefill or placed.decode).release()
         placed.decode.start_pull()
         waiting.append(placed)
@@ -213,7 +215,7 @@ def test_pending_pulls_delay_further_pulls() -> None:
 
 def test_decode_replica_with_fewer_pending_pulls_is_chosen() -> None:
     found = fleet("prefill", "decode", "decode")
-    rows = found.table.able("m", None, 0)
+    rows = found.table.accepting_rows("m", None, 0)
     first = found.placer.place_sides(PlacementRequest(sequence(3000)), rows)
     first.decode.start_pull()
     found.load(1)

@@ -103,7 +103,7 @@ def test_chosen_pair_has_the_lowest_cost_of_all(seed: int) -> None:
         found.hold(index, wanted, pages=int(rng.integers(40)))
     table, pairs = found.table, policies("kv_aware", found.table, found.view, Weights()).pairs
     assert isinstance(pairs, PairCost)
-    rows = table.able("m", None, 0)
+    rows = table.accepting_rows("m", None, 0)
     able, behind = table.prefills(rows, whole_too=False), table.decodes(rows)
     if not len(able) or not len(behind):
         return
@@ -142,7 +142,7 @@ def test_reported_pull_rates_and_hosts_reach_the_table() -> None:
 def test_near_and_far_pulls_are_counted_separately() -> None:
     found = fleet("prefill a", "prefill b", "decode a")
     placed = [
-        found.placer.place_sides(PlacementRequest(sequence(300, seed)), found.table.able("m", None, 0))
+        found.placer.place_sides(PlacementRequest(sequence(300, seed)), found.table.accepting_rows("m", None, 0))
         for seed in range(2)
     ]
     assert [side.prefill.row for side in placed if side.prefill] == [0, 1]  # the first is busy then

@@ -194,4 +194,4 @@ def test_placement_considers_a_thousand_replicas() -> None:
         fleet.hold(index, wanted, pages=4)
     fleet.hold(993, wanted, pages=20)
     assert fleet.place(wanted).row == 993
-    assert np.array_equal(fleet.table.able("m", None, 0), np.arange(1000))
+    assert np.array_equal(fleet.table.accepting_rows("m", None, 0), np.arange(1000))

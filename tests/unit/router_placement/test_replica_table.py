@@ -19,10 +19,10 @@ def test_able_lists_replicas_that_accept_the_model() -> None:
     rows[1].publish(accepts=False, model=model())
     rows[2].publish(accepts=True, model=model("other"))
     rows[3].publish(accepts=True, model=model(digest=b"e"))
-    assert table.able("m", None, 10**9).tolist() == [0, 3], "the length is the request's own affair"
-    assert table.able("m", b"e", 4096).tolist() == [3]
-    assert not len(table.able("m", b"e", 4097)) and not len(table.able("unheard", None, 0))
-    assert not len(table.able("m", b"unheard", 0))
+    assert table.accepting_rows("m", None, 10**9).tolist() == [0, 3], "the length is the request's own affair"
+    assert table.accepting_rows("m", b"e", 4096).tolist() == [3]
+    assert not len(table.accepting_rows("m", b"e", 4097)) and not len(table.accepting_rows("unheard", None, 0))
+    assert not len(table.accepting_rows("m", b"unheard", 0))
 
 
 def test_replica_that_applies_constraints_of_two_versions_takes_both() -> None:
@@ -30,9 +30,9 @@ def test_replica_that_applies_constraints_of_two_versions_takes_both() -> None:
     older, newer = (f"structured_output:llguidance-{version}" for version in ("1.0.0", "2.0.0"))
     for name, capabilities in (("a", ()), ("b", (older,)), ("c", ("top_k", older, newer)), ("d", (newer,))):
         table.add(name).publish(accepts=True, model=replace(model(), capabilities=capabilities))
-    assert table.able("m", None, 0, structured_output=older).tolist() == [1, 2]
-    assert table.able("m", None, 0, structured_output=newer).tolist() == [2, 3]
-    assert not len(table.able("m", None, 0, structured_output="structured_output:llguidance-3.0.0"))
+    assert table.accepting_rows("m", None, 0, structured_output=older).tolist() == [1, 2]
+    assert table.accepting_rows("m", None, 0, structured_output=newer).tolist() == [2, 3]
+    assert not len(table.accepting_rows("m", None, 0, structured_output="structured_output:llguidance-3.0.0"))
 
 
 def test_reused_row_ignores_its_former_owner() -> None:
@@ -42,7 +42,7 @@ def test_reused_row_ignores_its_former_owner() -> None:
     first.set_load(Load("ready", running=3, max_num_seqs=8, waiting_prefill_tokens=70))
     late = LoadReservation(table, first.row, 1, 100)
     first.drop()
-    assert not len(table.able("m", None, 0)) and not table.several
+    assert not len(table.accepting_rows("m", None, 0)) and not table.several
     second = table.add("b")
     assert second.row == first.row and table.queue(np.array([0])).tolist() == [0]
     second.publish(accepts=True, model=model())
@@ -51,7 +51,7 @@ def test_reused_row_ignores_its_former_owner() -> None:
     first.set_holder(7)
     first.drop()
     late.release()
-    assert table.able("m", None, 0).tolist() == [0] and table.holder[0] == -1
+    assert table.accepting_rows("m", None, 0).tolist() == [0] and table.holder[0] == -1
     assert table.load(np.array([0])).tolist() == [0.0] and table.pending_tokens[0] == 0
 
 
@@ -62,7 +62,7 @@ def test_table_keeps_its_rows_when_it_grows() -> None:
         row.publish(accepts=True, model=model())
         row.set_holder(index)
         row.set_load(Load("ready", running=index, max_num_seqs=100))
-    rows = table.able("m", None, 0)
+    rows = table.accepting_rows("m", None, 0)
     assert rows.tolist() == table.holder[rows].tolist() == table.running[rows].tolist() == list(range(100))
     assert table.several and len(table.pools) == 1
 

@@ -117,7 +117,7 @@ class RedisDiscovery:
                 note_redis("discovery", answered=True)
                 membership.update(found, life, time.monotonic())
                 pause_s = self._settings.poll_s
-            news = membership.news()
+            news = membership.changed_members()
             if news is not None:
                 yield news
             await self._closing.pause(pause_s)
@@ -129,7 +129,7 @@ class RedisDiscovery:
         if before is not None:
             await _cancel(before[1])
         backoff = _Backoff(self._settings.ttl_s / 3)
-        await self._beat(endpoint, backoff)
+        await self._send_heartbeat(endpoint, backoff)
         task = asyncio.create_task(self._keep_alive(endpoint, backoff), name=f"heartbeat {endpoint.instance}")
         self._heartbeats[_key(endpoint)] = (endpoint, task)
 
@@ -167,10 +167,10 @@ class RedisDiscovery:
 
     async def _keep_alive(self, endpoint: Endpoint, backoff: _Backoff) -> None:
         while not await self._closing.pause(backoff.next_s() if backoff.failures else self._settings.ttl_s / 3):
-            await self._beat(endpoint, backoff)
+            await self._send_heartbeat(endpoint, backoff)
             raise_if_cancelled()
 
-    async def _beat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
+    async def _send_heartbeat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
         """Write the endpoint's key with its time to live. A failure is counted, and logged if it is the first in a row,
         but not raised."""
         value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})

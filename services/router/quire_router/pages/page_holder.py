@@ -102,7 +102,7 @@ class PageHolder:
         self.restart()
         self.epoch, self.sequence = None, 0
         self._pages_epoch = None
-        self._become(-1)
+        self._take_number(-1)
 
     def _apply_change(self, update: PageUpdate) -> None:
         """Apply a frame of changes: a clear, removed pages, stored pages. Raises PageGap unless it follows on the last
@@ -110,7 +110,7 @@ class PageHolder:
         if update.epoch != self.epoch or update.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {update.first} of {update.epoch} after {self.sequence} of {self.epoch}")
         if update.cleared:
-            self._become(self._directory.open())
+            self._take_number(self._directory.open())
         for pool in update.removed:
             self._directory.remove(self.number, page_keys(*self._name(pool), pool.hashes))
         self._store(self.number, update)
@@ -130,7 +130,7 @@ class PageHolder:
             self._pages_epoch = self.epoch
             self._coming = None
             self._follows = True
-            self._become(number)
+            self._take_number(number)
 
     def _store(self, number: int, update: PageUpdate) -> None:
         """Add the frame's stored pages under `number`; remember their pool, for removals that name none."""
@@ -143,7 +143,7 @@ class PageHolder:
         that were stored last."""
         return (pool.namespace, pool.group) if pool.namespace else self._pool
 
-    def _become(self, number: int) -> None:
+    def _take_number(self, number: int) -> None:
         """Take `number`, which the directory has opened, or -1 for none, and report a change to `moved`. The directory
         drops the pages of the former number."""
         former, self.number = self.number, number

@@ -102,7 +102,7 @@ class PageTable:
             pending = pending[~won]
         if stuck:
             for index in stuck:
-                self._squeeze(keys[index : index + 1])
+                self._insert_by_moving(keys[index : index + 1])
             slots = self.find(keys)
         return slots
 
@@ -126,7 +126,7 @@ class PageTable:
         found = self.find(self._keys[taken]) == taken
         require(bool(found.all()), "a key is not found, or is there twice")
 
-    def _squeeze(self, key: Keys) -> None:
+    def _insert_by_moving(self, key: Keys) -> None:
         """Insert one key whose buckets are full: move another key to its own other bucket. Does nothing if no key can
         move."""
         for bucket in (self._first(key), self._second(key)):

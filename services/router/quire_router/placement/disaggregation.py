@@ -72,7 +72,7 @@ class Disaggregation:
         pair = self._pair(request, whole, able, behind)
         if pair is None:
             return _whole(whole, "no_pair")
-        if not self._pays(request, whole, pair):
+        if not self._split_pays(request, whole, pair):
             return _whole(whole, "whole")
         metrics.pd_decisions.labels("remote").inc()
         return Sides(pair.decode, pair.prefill)
@@ -92,7 +92,7 @@ class Disaggregation:
         pull_s = float((ways.near if table.are_near(decodes, prefill)[0] else ways.far)[0])
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
-    def _pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
+    def _split_pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
         """Whether the second token comes sooner with the pair than with `whole`, counting the delay of other requests.
         Pages travel during the prefill. If rates are not measured, the number of uncached tokens decides."""
         table, sides = self._table, np.array([whole, pair.prefill])

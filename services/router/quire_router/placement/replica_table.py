@@ -130,7 +130,7 @@ class ReplicaTable:
         self.life[row] = life + 1
         self._free.append(row)
 
-    def able(self, model: str, digest: bytes | None, max_len: int, *, structured_output: str = "") -> Rows:
+    def accepting_rows(self, model: str, digest: bytes | None, max_len: int, *, structured_output: str = "") -> Rows:
         """Return the rows that accept a request now: for the model `model` or, with `digest`, for the model with this
         digest and at least `max_len` tokens. `structured_output`: only rows with this capability, which the request's
         constraint needs."""

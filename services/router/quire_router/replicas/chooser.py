@@ -103,7 +103,7 @@ class Chooser:
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
         needed = "" if constraint is None else capability_for(constraint)
-        rows = fleet.table.able(sequence.model, digest, sequence.max_len, structured_output=needed)
+        rows = fleet.table.accepting_rows(sequence.model, digest, sequence.max_len, structured_output=needed)
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows

@@ -73,7 +73,7 @@ class Admission:
             local = self._replica.cache.match(request).pages if kv.enabled else 0
             wants = not self._replica.pulls.has_pull(request) and kv.wants_lookup(request, local)
             # The router may not know yet of pages that another replica has computed for a handover.
-            spared = wants and kv.is_spared(request, local) and not self._replica.handovers.had_ticket(request)
+            spared = wants and kv.is_lookup_needless(request, local) and not self._replica.handovers.had_ticket(request)
             if wants and not spared:
                 waiting.look_up(request, now)
                 kv.look_up(request, local)
@@ -190,7 +190,7 @@ class Admission:
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
         else:
-            self._replica.holdings.unstick(lacking, head, now)
+            self._replica.holdings.reclaim_if_stuck(lacking, head, now)
 
     def _take_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. The pages that the

@@ -109,7 +109,7 @@ class Lifecycle:
             return
         if request.state is State.STARTED:
             self._replica.transfers.suspend_transfer(request)
-            self._vacated(request, fence, None if awaited else 0)
+            self._free_ended_slot(request, fence, None if awaited else 0)
             request.preempt(now, counts=False)
             self._replica.waiting.make_ready(request)
 
@@ -142,7 +142,7 @@ class Lifecycle:
                     self._stop_request(request)
                     late_steps = True
                 else:
-                    self._vacated(request, fence, suspect)
+                    self._free_ended_slot(request, fence, suspect)
                 request.timing.stopped(now, len(request.output))
                 request.move_to(State.FINISHED)
                 replica.rates.finish(request.timing.slot_s)
@@ -177,11 +177,11 @@ class Lifecycle:
         replica.cache.leave(request, computed)
         swapped = swaps and stores and replica.kv.swap_pages(request)
         if not swapped:
-            replica.kv.offload.leaves(request, stores=stores)
+            replica.kv.offload.store_before_leave(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
         return swapped
 
-    def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
+    def _free_ended_slot(self, request: Request, fence: Fence, suspect: int | None) -> None:
         """Free the slot of a request that the worker has ended. Its pages may be reused after `fence`. The content of
         pages from index `suspect` on may be wrong, so the caches forget them; None: all pages are sound."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
@@ -189,7 +189,7 @@ class Lifecycle:
         replica.slots.finish(request.slot)
         if suspect is None:
             replica.cache.leave(request, computed)
-            replica.kv.offload.leaves(request, stores=drawn)
+            replica.kv.offload.store_before_leave(request, stores=drawn)
         else:
             replica.cache.leave(request, min(computed, suspect * replica.page_size))
             replica.cache.drop_suspect_pages(request, suspect)

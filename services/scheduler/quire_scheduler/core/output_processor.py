@@ -104,7 +104,7 @@ class OutputProcessor:
         slots.named[slot] = computed
         identify(request, self._replica.page_size)
         cache.computed(request, computed)
-        self._replica.kv.offload.filled(request)
+        self._replica.kv.offload.store_new_pages(request)
 
     def _prompt_logprobs(self, report: Report) -> None:
         """Give each chunk of prompt logprobs to the request that held its slot when the chunk was computed. All
@@ -222,7 +222,7 @@ class OutputProcessor:
             replica.cache.computed(request, before)
             replica.stats.served_prompt(request, pulled=replica.pulls.was_delivered(request))
             # Not earlier: the pages of a prefill that fails before its first token may be damaged.
-            replica.kv.offload.filled(request, least=1)
+            replica.kv.offload.store_new_pages(request, least=1)
 
     def _end_prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
         """End the prefill-only requests that have sampled their token. Requests in the slots `heads` still held their

@@ -230,8 +230,8 @@ class Scheduler:
         """End the epoch: fail every request, and release the leases in the kvstore. Returns the outputs for the
         sessions. Afterwards only `take_effects` may be called."""
         self.end_all(error, now)
-        self._replica.kv.lost()
-        self._replica.pulls.lost()
+        self._replica.kv.handle_worker_loss()
+        self._replica.pulls.handle_worker_loss()
         return self._replica.outputs.take_outputs()
 
     def count(self, session: int) -> int:

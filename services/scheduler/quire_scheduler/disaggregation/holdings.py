@@ -48,7 +48,7 @@ class Holdings:
             self._transfers.reclaim_pages(transfer)
         return freed
 
-    def unstick(self, lacking: int, head: Request, now: float) -> None:
+    def reclaim_if_stuck(self, lacking: int, head: Request, now: float) -> None:
         """Note that the queue's head lacks pages and that nothing runs that could free them. After some time, take
         pages back from pulls and transfers. A prefill-only head waits for the time of a lease, since ending earlier
         prefills for it would waste them."""

@@ -128,7 +128,7 @@ class Pulls:
     def measured(self, carried: Carried, now: float) -> None:
         """Update the measured speed of pulls by moves that have ended."""
         if carried.kind is MoveKind.PULL:
-            self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
+            self._lanes[carried.near].add_ended_batch(carried.amount, carried.longest_us, now)
             self._stats.pulled(carried.amount)
 
     def ticket_refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
@@ -215,7 +215,7 @@ class Pulls:
         # The request still writes the page of its last known token, until another token follows.
         self._cache.computed(request, min(pull.tokens(), request.known_len - 1))
         if not pull.told:
-            self._tell(request, pull)
+            self._notify_session(request, pull)
         if self._handovers.lacks_token(request):
             return
         if self._elsewhere and pull.arrived < pull.wanted:
@@ -280,7 +280,7 @@ class Pulls:
         """Drop the records of a request that has ended."""
         self._delivered.discard(request.uid)
 
-    def lost(self) -> None:
+    def handle_worker_loss(self) -> None:
         """Forget the cancelled moves: the worker is gone and reports none."""
         self._dropped.clear()
 
@@ -339,10 +339,10 @@ class Pulls:
         if not pull.told:
             self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
 
-    def _tell(self, request: Request, pull: Pull) -> None:
+    def _notify_session(self, request: Request, pull: Pull) -> None:
         """Tell the session how many pages the request got and, if some are missing, why."""
         pull.told = True
-        error = None if pull.arrived == pull.wanted else _partly(pull)
+        error = None if pull.arrived == pull.wanted else _partial_pull_error(pull)
         near = self._is_near(pull.ticket)
         note = PulledNote(request.handle, pull.arrived, pull.wanted, pull.us, error, near)
         self._outputs.pulled(request.session, note)
@@ -352,7 +352,7 @@ class Pulls:
         return bool(self._host) and ticket.host == self._host
 
 
-def _partly(pull: Pull) -> Unavailable:
+def _partial_pull_error(pull: Pull) -> Unavailable:
     """Return the error of a pull that did not bring all pages."""
     return Unavailable(
         "PULL_INCOMPLETE",

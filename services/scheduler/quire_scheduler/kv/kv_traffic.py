@@ -159,7 +159,7 @@ class KvTraffic:
             and not self.offload.any_quarantined(request.hashes[local:])
         )
 
-    def is_spared(self, request: Request, local: int) -> bool:
+    def is_lookup_needless(self, request: Request, local: int) -> bool:
         """Whether the lookup of a new request would find nothing: its router follows the kvstore, and a moment ago knew
         of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
         the router may not know that yet."""
@@ -200,7 +200,7 @@ class KvTraffic:
             asked = self._asked(request)
             self._stats.looked_up(len(asked) * self._page_size, result.pages * self._page_size)
             if not result.failed:
-                self.offload.met(result.boot_id)
+                self.offload.note_boot_id(result.boot_id)
                 self.offload.remember(asked[: result.pages])
                 self.offload.forget(asked[result.pages :])
 
@@ -258,12 +258,12 @@ class KvTraffic:
         self.offload.save(request)
         return True
 
-    def lost(self) -> None:
+    def handle_worker_loss(self) -> None:
         """Release all leases, since the worker is gone: it reports no move, and no request starts."""
         for found in self._found.values():
             self._effects.releases += found.leases
         self._found.clear()
-        for move in self._moves.lost():
+        for move in self._moves.pop_lost_moves():
             if move.lease:
                 self._effects.releases.append(move.lease)
             if move.kind is MoveKind.LOAD and move.request is not None:

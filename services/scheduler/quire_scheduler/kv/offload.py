@@ -103,7 +103,7 @@ class Offload:
         # Not all pages of the window could be stored.
         self._crowded = False
 
-    def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
+    def store_new_pages(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """Store the request's computed pages that the kvstore lacks, if at least `least` pages are new since the last
         offer. Returns False if there is no room to store all of them now; the rest is offered again later."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
@@ -124,11 +124,11 @@ class Offload:
             self._store_pages(request, lacking[0], lacking[0] + room)
         return span <= room
 
-    def leaves(self, request: Request, *, stores: bool = True) -> None:
+    def store_before_leave(self, request: Request, *, stores: bool = True) -> None:
         """Handle a request that is giving up its pages. With `stores`, the pages that were not stored are stored now,
         as far as there is room. Pages that stay unstored are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens
-        if (not self.filled(request, least=1)) if stores else counts:
+        if (not self.store_new_pages(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
             self._stats.store_dropped(len(self._lacking(request, first, end)))
 
@@ -204,7 +204,7 @@ class Offload:
         while len(known) > self._max_known:
             known.popitem(last=False)
 
-    def met(self, boot_id: int) -> None:
+    def note_boot_id(self, boot_id: int) -> None:
         """Note the kvstore's boot id. If it has changed, the kvstore has restarted and may have lost pages, so all that
         is known of its content is forgotten."""
         if boot_id and boot_id != self._boot_id:

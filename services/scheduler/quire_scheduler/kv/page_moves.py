@@ -145,7 +145,7 @@ class PageMoves:
             carried[move.kind, move.near] = one._replace(amount=amount, longest_us=max(one.longest_us, end.us))
         return list(carried.values())
 
-    def lost(self) -> list[Move]:
+    def pop_lost_moves(self) -> list[Move]:
         """Forget all moves, since the worker is gone, and release their pages. Returns the moves that were in
         flight."""
         moves, self._moves = self._moves, {}

@@ -81,7 +81,7 @@ class PageNames:
                 new.append(page)
             parent = digest
         if new:
-            self._tell(tuple(join(stored)), ())
+            self._append_event(tuple(join(stored)), ())
         return new
 
     def forget(self, group: int, pages: Iterable[int]) -> list[int]:
@@ -95,7 +95,7 @@ class PageNames:
                 had.append(page)
                 removed.append(digest)
         if removed:
-            self._tell((), (Removed(group, tuple(removed)),))
+            self._append_event((), (Removed(group, tuple(removed)),))
         return had
 
     def of(self, group: int, pages: Iterable[int]) -> list[tuple[bytes, bytes]]:
@@ -112,7 +112,7 @@ class PageNames:
                 held = ((digest, named.get(digest)) for digest in digests[start : start + piece])
                 yield join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in held if n is not None)
 
-    def after(self, sequence: int) -> list[PageEvent]:
+    def events_after(self, sequence: int) -> list[PageEvent]:
         """Return the events later than `sequence`. Raises FailedPrecondition if the oldest event that is still kept is
         too recent."""
         if sequence == self.sequence:
@@ -134,7 +134,7 @@ class PageNames:
         """Pages with a name."""
         return sum(len(hash_of) for hash_of in self._hash_of)
 
-    def _tell(self, stored: tuple[Stored, ...], removed: tuple[Removed, ...]) -> None:
+    def _append_event(self, stored: tuple[Stored, ...], removed: tuple[Removed, ...]) -> None:
         self.sequence += 1
         self._events.append(PageEvent(self.sequence, stored, removed))
         for listener in self.listeners:

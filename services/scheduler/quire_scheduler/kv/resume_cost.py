@@ -56,7 +56,7 @@ class Lane:
         self.rate = Rate()
         self._last_s = 0.0
 
-    def ended(self, amount: int, longest_us: int, now: float) -> None:
+    def add_ended_batch(self, amount: int, longest_us: int, now: float) -> None:
         """Add a batch of moves that one Report told of. Its time is that of its longest move, but at most the time
         since the last batch."""
         seconds = longest_us / 1e6
@@ -96,7 +96,7 @@ class ResumeCost:
     def moved(self, carried: Carried, now: float) -> None:
         """Measure stores and loads by the moves that have ended; other kinds are ignored."""
         if lane := self._lanes.get(carried.kind):
-            lane.ended(carried.amount, carried.longest_us, now)
+            lane.add_ended_batch(carried.amount, carried.longest_us, now)
 
     def looked_up(self, us: int) -> None:
         """Add the time of a lookup that the kvstore answered."""

@@ -84,7 +84,7 @@ class _Watch:
             core, events = self._core, list[PageEvent]()
             if core is not None:
                 try:
-                    events = core.names.after(self._at)
+                    events = core.names.events_after(self._at)
                 except FailedPrecondition:
                     async for frame in self._snapshot(core):
                         yield frame

@@ -305,7 +305,7 @@ class MatcherClient:
         """Fail a sequence if its grammar has crashed the process too often. Returns whether it failed."""
         refused = bool(self._crashes) and self._crashes.is_refused(self._replay_key(constraint))
         if refused:
-            self._fail(constraint, _crashed())
+            self._fail(constraint, _grammar_crashed_error())
         return refused
 
     def _send_open(self, constraint: RowConstraint) -> None:
@@ -341,9 +341,9 @@ class MatcherClient:
             if self._crashes:
                 self._crashes.add_success(self._replay_key(constraint))
         elif frame.kind == MatcherFrameKind.FAILED:
-            self._fail(constraint, _failed(frame.payload.decode(errors="replace")))
+            self._fail(constraint, _grammar_failed_error(frame.payload.decode(errors="replace")))
         elif frame.kind == MatcherFrameKind.TOO_SLOW:
-            self._fail(constraint, _too_slow(frame.payload.decode(errors="replace")))
+            self._fail(constraint, _grammar_too_slow_error(frame.payload.decode(errors="replace")))
         else:
             raise WireError(f"{frame.kind.name} is none of the matcher's")
 
@@ -382,7 +382,7 @@ class MatcherClient:
                 self._crashes.add_crash(self._replay_key(constraint))
         for constraint in sorted(reopened, key=self._is_suspect):
             if self._lost_in_a_row >= MOST_LOST:
-                self._fail(constraint, _unavailable(f"ended {MOST_LOST} times before it had applied one"))
+                self._fail(constraint, _matcher_unavailable_error(f"ended {MOST_LOST} times before it had applied one"))
             elif not self._fail_if_refused(constraint):
                 self._to_open.append(constraint)
         self._changed = True
@@ -393,7 +393,7 @@ class MatcherClient:
         for constraint, verdict in self._waits.overdue():
             if verdict is Verdict.GIVE_UP:
                 log.warning("a mask never came", generation=constraint.generation)
-                self._fail(constraint, _unavailable("left no mask, however long the request waited"))
+                self._fail(constraint, _matcher_unavailable_error("left no mask, however long the request waited"))
             else:
                 log.warning("a mask is overdue; its grammar is replayed", generation=constraint.generation)
                 constraint.set_open(False)
@@ -412,7 +412,7 @@ class MatcherClient:
         self.wake()
 
 
-def _failed(cause: str) -> QuireError:
+def _grammar_failed_error(cause: str) -> QuireError:
     """The error of a sequence whose grammar failed."""
     return InvalidArgument(
         "GRAMMAR_FAILED",
@@ -422,7 +422,7 @@ def _failed(cause: str) -> QuireError:
     )
 
 
-def _too_slow(cause: str) -> QuireError:
+def _grammar_too_slow_error(cause: str) -> QuireError:
     """The error of a sequence whose grammar takes too much processor time."""
     return InvalidArgument(
         "GRAMMAR_TOO_SLOW",
@@ -432,7 +432,7 @@ def _too_slow(cause: str) -> QuireError:
     )
 
 
-def _unavailable(what: str) -> QuireError:
+def _matcher_unavailable_error(what: str) -> QuireError:
     """The error of sequences whose masks do not come."""
     return Unavailable(
         "MATCHER_UNAVAILABLE",
@@ -441,7 +441,7 @@ def _unavailable(what: str) -> QuireError:
     )
 
 
-def _crashed() -> QuireError:
+def _grammar_crashed_error() -> QuireError:
     """The error of a sequence whose grammar crashed the process twice. It is an error of the request, so that routers
     do not try another replica, whose matcher would crash too."""
     return InvalidArgument(

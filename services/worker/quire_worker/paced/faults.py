@@ -71,7 +71,7 @@ class StepFaults:
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._faults = [fault for fault in faults if fault.name in STEP_FAULTS]
 
-    def strike(self, step: int) -> StepEffect | None:
+    def apply_faults(self, step: int) -> StepEffect | None:
         """Carry out the faults of this step, and return their effect on the step; None: the step has no fault. Does not
         return if a fault hangs or ends the process."""
         due = [fault for fault in self._faults if fault.step == step]

@@ -41,11 +41,11 @@ class Pacer:
 
     def wait_until(self, deadline_ns: int) -> None:
         """Return at the deadline, or at once if it has passed."""
-        self._sharpen()
+        self._shorten_timer_slack()
         while (left := deadline_ns - self._clock_ns()) > 0:
             self._sleep((left - _MARGIN_NS) / 1e9 if left > _MARGIN_NS else 0.0)
 
-    def _sharpen(self) -> None:
+    def _shorten_timer_slack(self) -> None:
         """Ask Linux, once per thread, to end sleeps without its usual delay of 50 microseconds."""
         thread = threading.get_ident()
         if thread != self._thread:

@@ -67,7 +67,7 @@ class PacedRunner:
         """Carry out this step's faults, compute its tokens at once, and then wait until the step's planned end."""
         began = time.perf_counter_ns()
         self.steps += 1
-        effect = self._faults.strike(self.steps)
+        effect = self._faults.apply_faults(self.steps)
         samples = self._compute(batch)
         token = samples.token
         computed = time.perf_counter_ns()

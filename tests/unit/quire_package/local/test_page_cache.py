@@ -66,14 +66,14 @@ def put_pages(name: str) -> Path:
 def test_pages_of_a_stack_for_once_end_with_it() -> None:
     folder = put_pages("llm-1")
     directory = StateDirectory("llm-1")
-    with directory.hold():
+    with directory.hold_lock():
         remove_own_pages(directory)
     assert not folder.exists() and directory.path.exists()
 
 
 def test_pages_of_the_dead_go_and_those_of_the_living_stay() -> None:
     living, dead = put_pages("llm-1"), put_pages("llm-2")
-    with StateDirectory("llm-1").hold(), StateDirectory("llm-3").hold():
+    with StateDirectory("llm-1").hold_lock(), StateDirectory("llm-3").hold_lock():
         remove_abandoned()
         assert living.exists() and not dead.exists()
     remove_abandoned()

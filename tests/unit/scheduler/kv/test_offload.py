@@ -113,7 +113,7 @@ def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     assert serve_alone(rig, 3, a_sequence(41, 4)) == 41 and len(rig.looked_up) == asked, "neither found nor looked up"
     assert len(moves(rig, MoveKind.STORE)) > stores and not offload.any_quarantined(damaged), "stored anew"
     offload.quarantine(damaged)
-    offload.met(2)
+    offload.note_boot_id(2)
     assert not offload.any_quarantined(damaged), "another life of the kvstore"
 
 

@@ -17,7 +17,7 @@ def test_page_events_follow_the_names() -> None:
     assert names.name(0, [7, 8], b"", [b"a", b"c"], b"xxxxzzzz") == [8]
     assert names.forget(0, [4, 5, 9]) == [4, 5]
     assert names.forget(0, [6]) == [] and names.forget(0, [8]) == [8]
-    events = names.after(0)
+    events = names.events_after(0)
     assert [(e.stored, e.removed) for e in events] == [
         (((0, b"", (b"a", b"b"), b"xxxxyyyy"),), ()),
         (((0, b"a", (b"c",), b"zzzz"),), ()),
@@ -54,9 +54,9 @@ def test_watcher_behind_the_bounded_tail_gets_a_gap() -> None:
     names = PageNames(1, 2)
     for page in range(1, 6):
         names.name(0, [page], b"", [bytes([page])], b"t")
-    assert [event.sequence for event in names.after(3)] == [4, 5]
-    assert names.after(5) == []
+    assert [event.sequence for event in names.events_after(3)] == [4, 5]
+    assert names.events_after(5) == []
     for sequence in (2, 6):
         with pytest.raises(FailedPrecondition) as caught:
-            names.after(sequence)
+            names.events_after(sequence)
         assert caught.value.code == "PAGE_EVENTS_GAP"

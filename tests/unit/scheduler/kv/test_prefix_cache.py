@@ -84,11 +84,11 @@ def test_evicted_pages_lose_their_names() -> None:
     for seed in range(6):
         serve_alone(rig, seed, a_sequence(random_ids(21, seed), 4))
         held = {digest for piece in rig.core.names.snapshot() for chain in piece for digest in chain.hashes}
-        for event in rig.core.names.after(0)[-1:]:
+        for event in rig.core.names.events_after(0)[-1:]:
             assert not any(set(removed.hashes) & held for removed in event.removed)
         assert rig.core.names.num_named <= 8
     told: set[bytes] = set()
-    for event in rig.core.names.after(0):
+    for event in rig.core.names.events_after(0):
         told |= {digest for stored in event.stored for digest in stored.hashes}
         told -= {digest for removed in event.removed for digest in removed.hashes}
     assert told == set(rig.core.names.pages(0)), "events lead to what is held"

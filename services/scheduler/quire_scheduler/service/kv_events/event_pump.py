@@ -73,7 +73,7 @@ class EventPump:
         """Publish the events since the last call. If some are no longer in the list, publish that all pages are
         cleared, and then a snapshot. Returns False if there was nothing new."""
         try:
-            events = core.names.after(self._at)
+            events = core.names.events_after(self._at)
         except FailedPrecondition:
             log.warning("KV events fell behind", at=self._at, now=core.names.sequence)
             metrics.kv_event_resyncs.inc()
