@@ -89,10 +89,10 @@ llama.cpp's converter changes some models:
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-Models without an entry in the table run in the Transformers backend. AFMoE and Qwen3-Next models with experts are
-treated as models without an entry. The Python package transformers computes their layers operation by operation, and
-Quire's kernels compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for
-other models.
+Models without an entry in the table run in the Transformers backend, and so do AFMoE models with experts. The Python
+package transformers computes their layers operation by operation, and Quire's kernels compute attention over KV pages.
+Prefix caching, chunked prefill, KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models with
+linear attention.
 
 Steps take longer than in Quire's own code, mostly if they are small. On a CPU with one thread, a step of the demo
 model took 8 ms instead of 1 ms for one sequence, and 34 ms instead of 23 ms for 64 ([log](../bench/LOG.md)).
@@ -175,8 +175,9 @@ StableLM 2 12B (a norm for each head), and MPT models with biases or without ALi
 
 A `config.json` of OLMo 3 may have one rotary embedding for all layers, as transformers 4 wrote it. Releases of
 transformers read some of these files in different ways: a `rope_theta` other than 500000, a scaled RoPE in
-`rope_parameters`, or a `rope_scaling` without `rope_type`. Quire refuses such a file. If `rope_parameters` names
-`full_attention` and `sliding_attention`, for example by `--hf-overrides`, the file is clear.
+`rope_parameters`, or a `rope_scaling` without `rope_type`. Quire refuses such a file. The file is clear if
+`--hf-overrides` gives `rope_parameters` with `full_attention` and `sliding_attention`, and null for `rope_scaling` and
+`rope_theta`.
 
 A RoPE of type `longrope` has two lists of factors, for short and for long sequences. transformers chooses a list by the
 present length of the sequence. The worker chooses by `--max-model-len`: it uses the long factors if this option is

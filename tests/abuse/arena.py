@@ -17,7 +17,6 @@ import psutil
 
 from bench.harness.busy_process import BusyProcess
 from quire.cli.output.terminal import table
-from tests.abuse.cpu_group import one_cpu_group
 from tests.abuse.cpu_load import CpuLoad
 from tests.abuse.references import Heard, References
 from tests.chaos.rig import Rig
@@ -98,10 +97,8 @@ class Arena:
         self._rig.http.headers["Authorization"] = f"Bearer {KEY}"
         self._references = References(self._rig.stack.ready.http, self._rig.stack.grpc, KEY)
         self.results: list[CaseResult] = []
-        self._cpu_group = one_cpu_group()
 
     async def __aenter__(self) -> Arena:
-        self._cpu_group.__enter__()
         await self._rig.__aenter__()
         await self._rig.wait_whole()
         await self._references.__aenter__()
@@ -115,7 +112,6 @@ class Arena:
     async def __aexit__(self, *error: object) -> None:
         await self._references.__aexit__(None, None, None)
         await self._rig.__aexit__(*error)  # type: ignore[arg-type]  # what the interpreter gives
-        self._cpu_group.__exit__(None, None, None)
 
     async def posts(self) -> set[str]:
         """Paths that take a POST, as the stack's own document has them."""

@@ -6,6 +6,7 @@ QUIRE_ABUSE_SECONDS is the time of a case. The harness itself is tested with ser
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.abuse import bounds
 from tests.abuse.arena import Arena, show
 from tests.abuse.attacks import CASES
+from tests.abuse.cpu_group import one_cpu_group
 
 pytestmark = pytest.mark.slow
 SECONDS = float(os.environ.get("QUIRE_ABUSE_SECONDS", "8"))
@@ -23,6 +25,13 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("QUIRE_ABUSE_LOG", "")
     monkeypatch.setenv("QUIRE_ABUSE_MUTATION", "")
+
+
+@pytest.fixture(autouse=True)
+def cpu_group() -> Iterator[None]:
+    with one_cpu_group() as is_one:
+        print("\nAll threads weigh alike." if is_one else "\nThe kernel may group threads by session.")
+        yield
 
 
 async def test_abuse_harms_nobody_else(tmp_path: Path) -> None:

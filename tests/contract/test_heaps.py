@@ -19,8 +19,8 @@ THREADS = 8
 PROGRAM = f"""
 import ctypes, sys, threading
 if sys.argv[1] == "bounded":
-    from quire_common.serving.heaps import bound_heaps
-    print("bounded", bound_heaps())
+    from quire_common.serving.heaps import set_malloc_limits
+    print("bounded", set_malloc_limits())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.fdopen.restype = ctypes.c_void_p
@@ -43,8 +43,8 @@ libc.fflush(out)
 LARGE_BLOCKS = """
 import ctypes, sys
 if sys.argv[1] == "bounded":
-    from quire_common.serving.heaps import bound_heaps
-    bound_heaps()
+    from quire_common.serving.heaps import set_malloc_limits
+    set_malloc_limits()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 def take(size):
@@ -104,7 +104,7 @@ def test_asyncio_services_bound_heaps_at_start(monkeypatch: pytest.MonkeyPatch) 
         happened.append("run")
         return 0
 
-    monkeypatch.setattr(server, "bound_heaps", lambda: happened.append("heaps"))
+    monkeypatch.setattr(server, "set_malloc_limits", lambda: happened.append("heaps"))
     monkeypatch.setattr("uvloop.run", run)
     server.run_aio(ServiceConfig(), lambda _bound: pytest.fail("nothing is made"))
     assert happened == ["heaps", "run"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire_common.errors import Unsupported
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.ops.cpu.cpu_ops import CpuOps
@@ -73,6 +74,22 @@ def test_old_files_of_olmo3_have_a_rope_that_windows_do_not_scale(old: dict[str,
     if "rope_scaling" in old:
         file.write_text(json.dumps(fields))
         assert (found - Oracle(folder).logits(tokens)).abs().max() > 1e-2, "the scaling changes nothing"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_overrides_make_an_old_file_of_olmo3_clear(tmp_path: Path) -> None:
+    """The error and docs/models.md name them."""
+    folder = write_family("olmo3", tmp_path)
+    file = folder / "config.json"
+    clear = json.loads(file.read_text())
+    old = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    file.write_text(json.dumps({name: value for name, value in clear.items() if name != "rope_parameters"} | old))
+    with pytest.raises(Unsupported, match="rope_theta"):
+        load_model(folder, LoadOptions(kv_cache_bytes=4 << 20))
+    overrides = {"rope_parameters": clear["rope_parameters"], "rope_scaling": None, "rope_theta": None}
+    model = load_model(folder, LoadOptions(kv_cache_bytes=4 << 20, hf_overrides=overrides))
+    file.write_text(json.dumps(clear))
+    assert model.spec == load_model(folder, LoadOptions(kv_cache_bytes=4 << 20)).spec
 
 
 def test_transformers_ignores_parts_of_old_files_of_olmo3() -> None:

@@ -75,7 +75,7 @@ http_refused = metrics.counter(
 )
 http_body_bytes = metrics.gauge(
     "quire_router_http_body_bytes",
-    "Bytes of HTTP bodies that are held, beyond 64 KiB of each; --max-bodies-mib bounds them.",
+    "Memory that HTTP bodies count for: two bytes for each byte beyond 64 KiB; --max-bodies-mib bounds it.",
 )
 http_bodies_waiting = metrics.gauge(
     "quire_router_http_bodies_waiting", "Long HTTP bodies that wait for the process that parses them, or are parsed."

@@ -137,7 +137,7 @@ class Encoder:
             count += len(parts[-1])
             if max_tokens and count > max_tokens:
                 raise prompt_too_long(count, max_tokens, exact=end == len(text))
-        return await self._pool.run(lambda: np.concatenate(parts))
+        return await self._pool.run(lambda: np.concatenate(parts), completes=True)
 
     def _check_bytes(self, text: str, max_tokens: int) -> None:
         """Raise PROMPT_TOO_LONG if the text has more bytes than `max_tokens` tokens can have. Checks nothing if the

@@ -131,7 +131,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         )
         tokens, elapsed_us = sum(map(len, ids)), _since_us(started)
         statistics.encoded(tokens)
-        return await self._texts.run_long(
+        return await self._texts.run_copy(
             lambda: pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=elapsed_us), tokens
         )
 
@@ -153,7 +153,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
         statistics.encoded(len(ids))
         text, elapsed_us = "" if request.ids_only else rendering.text, _since_us(started)
-        return await self._texts.run_long(
+        return await self._texts.run_copy(
             lambda: pb.RenderChatResponse(text=text, token_ids=pack_i32(ids), prompt_end=end, elapsed_us=elapsed_us),
             len(ids),
         )

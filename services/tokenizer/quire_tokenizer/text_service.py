@@ -81,9 +81,9 @@ class TextService:
         """Read the model's files in a thread. Raises ConfigError."""
         self._tools = await self._work.run(self._load)
 
-    async def run_long(self, function: Callable[[], T], tokens: int) -> T:
-        """Run a function that copies this many token ids: here, or in a thread if they are many. Raises Overloaded."""
-        return function() if tokens <= _INLINE_TOKENS else await self._work.run(function)
+    async def run_copy(self, function: Callable[[], T], tokens: int) -> T:
+        """Run a function that copies this many token ids: here, or in a thread if they are many."""
+        return function() if tokens <= _INLINE_TOKENS else await self._work.run(function, completes=True)
 
     @contextlib.contextmanager
     def detokenizing(self) -> Iterator[Detokenizer]:

@@ -26,10 +26,11 @@ class WorkPool:
         self._max_waiting = max_waiting
         self._under_way = 0
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], *, completes: bool = False) -> T:
         """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if too many
-        functions wait. If the caller is cancelled, the function still runs to its end."""
-        if self._under_way >= self._max_waiting:
+        functions wait, unless this one completes work that was done before. If the caller is cancelled, the function
+        still runs to its end."""
+        if self._under_way >= self._max_waiting and not completes:
             raise overloaded(f"{self._under_way} texts are waiting to be encoded.")
         self._under_way += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, function)

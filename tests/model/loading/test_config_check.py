@@ -179,6 +179,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         OLMO3 | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
         "rope_parameters",
     ),
+    "olmo 3, a base beside types of layers without one": (
+        OLMO3
+        | {
+            "rope_theta": 1e4,
+            "rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")},
+        },
+        "rope_theta",
+    ),
     "olmo 3, a type of old files": (OLMO3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
     "afmoe, experts": (AFMOE | {"num_dense_layers": 1}, "num_dense_layers"),
     "afmoe, experts by default": (AFMOE, "num_dense_layers"),

@@ -96,35 +96,35 @@ async def test_dns_resolves_real_names() -> None:
 def test_membership_shows_changes_alone() -> None:
     members = Membership(hold_s=10)
     members.update({}, "life", 0)
-    assert members.changed_members() == []
-    assert members.changed_members() is None
+    assert members.members_if_changed() == []
+    assert members.members_if_changed() is None
     members.update({"b": B, "a": A}, "life", 1)
-    assert members.changed_members() == [A, B]
+    assert members.members_if_changed() == [A, B]
     members.update({"b": B}, "life", 2)
-    assert members.changed_members() == [B]
+    assert members.members_if_changed() == [B]
 
 
 def test_membership_keeps_everybody_until_a_source_is_trusted_again() -> None:
     members = Membership(hold_s=10)
     members.update({"a": A, "b": B}, "life", 0)
-    assert members.changed_members() == [A, B]
+    assert members.members_if_changed() == [A, B]
     members.outage()
-    assert members.changed_members() is None
+    assert members.members_if_changed() is None
     members.update({}, "life", 100)
-    assert members.changed_members() is None, "just back: who is missing may not have reported yet"
+    assert members.members_if_changed() is None, "just back: who is missing may not have reported yet"
     members.update({"a": A}, "life", 105)
-    assert members.changed_members() is None
+    assert members.members_if_changed() is None
     members.update({"a": A}, "life", 111)
-    assert members.changed_members() == [A]
+    assert members.members_if_changed() == [A]
 
 
 def test_membership_notices_a_source_that_lost_its_memory() -> None:
     members = Membership(hold_s=10)
     members.update({"a": A, "b": B}, "life", 0)
-    members.changed_members()
+    members.members_if_changed()
     members.update({}, None, 1)
-    assert members.changed_members() is None, "emptied between two polls"
+    assert members.members_if_changed() is None, "emptied between two polls"
     members.update({"a": A}, "another", 3)
-    assert members.changed_members() is None
+    assert members.members_if_changed() is None
     members.update({"a": A}, "another", 14)
-    assert members.changed_members() == [A]
+    assert members.members_if_changed() == [A]

@@ -12,7 +12,7 @@ from quire_router.placement.replica_table import ReplicaTable
 from tests.unit.router_placement.fleet import model
 
 
-def test_able_lists_replicas_that_accept_the_model() -> None:
+def test_accepting_rows_has_replicas_that_accept_the_model() -> None:
     table = ReplicaTable()
     rows = [table.add(name) for name in "abcd"]
     rows[0].publish(accepts=True, model=model())

@@ -7,13 +7,11 @@ slower to read.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import struct
 from typing import Any, BinaryIO, NamedTuple
 
-_NICENESS = 10
 HEADER = struct.Struct(">II")
 """The lengths of the message and of the payload."""
 
@@ -53,10 +51,8 @@ def write_frame(stream: BinaryIO, message: dict[str, Any], payload: bytes = b"")
 
 
 def limit_process(memory_bytes: int) -> None:
-    """Let this process write no files and no core, and map so much memory at most. Give it a low priority, because
-    streams of tokens matter more than what is long enough for a process of its own. The terminal's interrupt is left to
+    """Let this process write no files and no core, and map so much memory at most. The terminal's interrupt is left to
     the parent."""
-    os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

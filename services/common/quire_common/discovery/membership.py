@@ -39,7 +39,7 @@ class Membership:
         else:
             self._known = dict(found)
 
-    def changed_members(self) -> list[Endpoint] | None:
+    def members_if_changed(self) -> list[Endpoint] | None:
         """Return all endpoints, sorted by instance, if they differ from those returned last; else None."""
         current = [self._known[name] for name in sorted(self._known)]
         if current == self._shown:

@@ -117,7 +117,7 @@ class RedisDiscovery:
                 note_redis("discovery", answered=True)
                 membership.update(found, life, time.monotonic())
                 pause_s = self._settings.poll_s
-            news = membership.changed_members()
+            news = membership.members_if_changed()
             if news is not None:
                 yield news
             await self._closing.pause(pause_s)

@@ -20,17 +20,21 @@ LARGE_BYTES: Final = 256 << 10
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 
 
-def bound_heaps() -> bool:
+def set_malloc_limits() -> bool:
     """Limit the C library to MOST_HEAPS heaps, and take blocks of LARGE_BYTES and more from the kernel. Call this
-    before any thread is started. Returns whether both were set. What the environment sets, by MALLOC_ARENA_MAX or
-    MALLOC_MMAP_THRESHOLD_, stays; and some C libraries have no such limits."""
+    before any thread is started. Returns whether both were set. Settings of the environment (MALLOC_ARENA_MAX,
+    MALLOC_MMAP_THRESHOLD_, GLIBC_TUNABLES) stay, and some C libraries have no such limits."""
     wanted = {
-        "MALLOC_ARENA_MAX": (_M_ARENA_MAX, MOST_HEAPS),
-        "MALLOC_MMAP_THRESHOLD_": (_M_MMAP_THRESHOLD, LARGE_BYTES),
+        ("MALLOC_ARENA_MAX", "glibc.malloc.arena_max"): (_M_ARENA_MAX, MOST_HEAPS),
+        ("MALLOC_MMAP_THRESHOLD_", "glibc.malloc.mmap_threshold"): (_M_MMAP_THRESHOLD, LARGE_BYTES),
     }
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    done = [name not in os.environ and bool(mallopt(*setting)) for name, setting in wanted.items()]
+    done = [
+        variable not in os.environ and tunable not in tunables and bool(mallopt(*setting))
+        for (variable, tunable), setting in wanted.items()
+    ]
     return all(done)

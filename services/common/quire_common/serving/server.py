@@ -35,7 +35,7 @@ from quire_common.identity.exposure import require_private
 from quire_common.identity.watched_context import WatchedContext
 from quire_common.serving.announcement import PASSIVE, ThreadAnnouncement, announce
 from quire_common.serving.health import AioHealth, SyncHealth, loop_answers
-from quire_common.serving.heaps import bound_heaps
+from quire_common.serving.heaps import set_malloc_limits
 from quire_common.serving.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
@@ -162,7 +162,7 @@ def run_aio(
     """Run an asyncio service until a signal. Returns the exit code. Without `metrics_port`, the service itself serves
     `--metrics-listen`. `limits` and `public_tls` (the certificate) are for a port that clients outside the cluster
     reach."""
-    bound_heaps()
+    set_malloc_limits()
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits, public_tls or tls_files(config)))
 
 

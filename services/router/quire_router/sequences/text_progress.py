@@ -118,7 +118,7 @@ class TextProgress:
         """Note how many tokens of reasoning the answer has by now."""
         self.reasoning_tokens = tokens
 
-    def count_lost_tokenizer(self) -> int:
+    def add_strike(self) -> int:
         """Count a tokenizer that was lost while it worked on the sequence. Returns the number of such losses in a
         row."""
         self.strikes += 1

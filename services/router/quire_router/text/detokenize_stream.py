@@ -120,7 +120,7 @@ class DetokenizeStream:
                 watch.hear()
                 if not self._connected:
                     self._take_up(out)
-                if not message.more and (cleared := out.pop_answered()) is not None:
+                if not message.more and (cleared := out.note_answer()) is not None:
                     cleared.text.clear_strikes()
                 self._apply(detokenized(message))
                 if self._refused:
@@ -157,7 +157,7 @@ class DetokenizeStream:
             sequence = self._sequences.get(handle)
             if sequence is None:
                 continue
-            if sequence.text.count_lost_tokenizer() >= MOST_LOST:
+            if sequence.text.add_strike() >= MOST_LOST:
                 log.warning("a request loses tokenizers", request_id=sequence.context.request_id)
                 del self._sequences[handle]
                 self._fail(sequence, loses_tokenizers())

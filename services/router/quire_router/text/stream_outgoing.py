@@ -133,7 +133,7 @@ class DetokenizeOutgoing:
         self._over = True
         self._wake.set()
 
-    def pop_answered(self) -> SequenceState | None:
+    def note_answer(self) -> SequenceState | None:
         """Note that the tokenizer has answered the oldest message. If this answer completes the open of a suspect, the
         suspect is cleared, and is returned; otherwise returns None."""
         self._opening_bytes -= self._unanswered.popleft()[1]

@@ -177,7 +177,7 @@ class Lifecycle:
         replica.cache.leave(request, computed)
         swapped = swaps and stores and replica.kv.swap_pages(request)
         if not swapped:
-            replica.kv.offload.store_before_leave(request, stores=stores)
+            replica.kv.offload.handle_leave(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
         return swapped
 
@@ -189,7 +189,7 @@ class Lifecycle:
         replica.slots.finish(request.slot)
         if suspect is None:
             replica.cache.leave(request, computed)
-            replica.kv.offload.store_before_leave(request, stores=drawn)
+            replica.kv.offload.handle_leave(request, stores=drawn)
         else:
             replica.cache.leave(request, min(computed, suspect * replica.page_size))
             replica.cache.drop_suspect_pages(request, suspect)

@@ -63,7 +63,7 @@ class PendingQueue:
         their way."""
         return len(self._lookups) + len(self._holding) + len(self._parked) + len(self._set_aside)
 
-    def count_ahead(self, now: float) -> int:
+    def count_before_slot(self, now: float) -> int:
         """Return how many requests have left the policy and wait for a slot. Requests with a slow lookup are left out,
         so that others go on meanwhile."""
         slow = 0
@@ -104,7 +104,7 @@ class PendingQueue:
     def next_queued(self, ahead: int, now: float) -> Request | None:
         """Remove and return the policy's next request. Returns None if `ahead` requests or more are ahead of it, unless
         it precedes every READY request."""
-        if self.count_ahead(now) >= ahead:
+        if self.count_before_slot(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
                 return None

@@ -124,7 +124,7 @@ class Offload:
             self._store_pages(request, lacking[0], lacking[0] + room)
         return span <= room
 
-    def store_before_leave(self, request: Request, *, stores: bool = True) -> None:
+    def handle_leave(self, request: Request, *, stores: bool = True) -> None:
         """Handle a request that is giving up its pages. With `stores`, the pages that were not stored are stored now,
         as far as there is room. Pages that stay unstored are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens

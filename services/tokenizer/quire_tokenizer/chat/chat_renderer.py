@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _MAX_TEMPLATE_CHARS = 1 << 20
 _CACHED_PROVENANCES = 16
+# Work on a longer conversation would hold up the event loop.
 _INLINE_CHARS = 32_768
+# A parsed conversation takes several times the memory of its JSON. Longer ones take turns.
+_LARGE_CHARS = 262_144
 T = TypeVar("T")
 
 
@@ -73,11 +76,11 @@ class ChatRenderer:
         this request alone."""
         self._check(request)
         chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
-        if chars <= _INLINE_CHARS:
-            return await self._render(request, _run_here)
-        async with self._pool.long_turn():
-            # Work on a long conversation would hold up the event loop.
-            return await self._render(request, self._work.run)
+        run = _run_here if chars <= _INLINE_CHARS else self._work.run
+        if chars <= _LARGE_CHARS:
+            return await self._render(request, run)
+        async with self._pool.large_turn():
+            return await self._render(request, run)
 
     async def _render(self, request: ChatRequest, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Rendering:
         """Render a checked conversation; `run` runs the parts of the work that take the longer, the longer it is."""

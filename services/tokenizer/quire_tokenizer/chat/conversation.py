@@ -87,13 +87,17 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
     return conversation
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def load_json(text: str, param: str, kind: type) -> Any:
     """Parse JSON that must be of this kind, a list or an object. Raises InvalidArgument, also for JSON that is nested
     too deeply."""
     if len(text) > MAX_STRUCTURE:
         check_structure(text.encode(errors="surrogatepass"), param)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise _too_deep(param) from error
     except ValueError as error:

@@ -48,22 +48,21 @@ class RenderPool:
         )
         self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, _overloaded)
         self._max_waiting = max_waiting
-        self._long_waiting = 0
-        self._long_slots = asyncio.Semaphore(max(1, processes - 1))
+        self._large_conversations = 0
+        self._large_slots = asyncio.Semaphore(max(1, processes - 1))
 
     @asynccontextmanager
-    async def long_turn(self) -> AsyncIterator[None]:
-        """Wait until few long conversations are under way, so that a process is left for short ones. A parsed
-        conversation takes several times the memory of its JSON, so those that wait are not parsed yet. Raises
-        Overloaded if too many wait."""
-        if self._long_waiting >= self._max_waiting:
-            raise _overloaded(self._long_waiting)
-        self._long_waiting += 1
+    async def large_turn(self) -> AsyncIterator[None]:
+        """Wait until few large conversations are under way. Of two or more processes, one is left for the others.
+        Raises Overloaded if too many are under way or wait."""
+        if self._large_conversations >= self._max_waiting:
+            raise _overloaded(self._large_conversations)
+        self._large_conversations += 1
         try:
-            async with self._long_slots:
+            async with self._large_slots:
                 yield
         finally:
-            self._long_waiting -= 1
+            self._large_conversations -= 1
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.

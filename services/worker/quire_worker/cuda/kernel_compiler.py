@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import Tiling
-    from quire_worker.model.mixers import Queries
+    from quire_worker.model.mixers import AttentionInput
     from quire_worker.model.step_decoder import StepDecoder
     from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
@@ -148,7 +148,7 @@ def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fre
 
 def _attend_by_hand(
     decoder: StepDecoder[TritonPlan],
-    queries: Queries,
+    inputs: AttentionInput,
     pages: Tensor,
     layer: int,
     plan: TritonPlan,
@@ -158,8 +158,8 @@ def _attend_by_hand(
 ) -> Tensor | None:
     """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles, the
     output gate and the output projection."""
-    out = torch.empty_like(queries.query)
-    prefill_attention(queries.query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
-    if queries.gate is not None:
-        sigmoid_gate(out, queries.gate, pdl=False)
+    out = torch.empty_like(inputs.query)
+    prefill_attention(inputs.query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
+    if inputs.gate is not None:
+        sigmoid_gate(out, inputs.gate, pdl=False)
     return project(decoder.ops, out, weight, onto)

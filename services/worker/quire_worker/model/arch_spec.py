@@ -85,7 +85,7 @@ class Attention:
     qkv_clip: float = 0.0
     """Queries, keys and values are clipped to [-clip, clip]; 0: not."""
     output_gate: bool = False
-    """What attention yields is multiplied by the sigmoid of a linear layer of the mixer's input, number by number."""
+    """The attention's result is multiplied by the sigmoid of a linear layer of the mixer's input, number by number."""
     softcap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: none."""
     scale: float = 0.0

@@ -126,10 +126,10 @@ class Decoder(Generic[P]):
         """Run a layer whose feed-forward block takes the same input as its mixer. A result of an operation is valid
         until the same operation is called again, so the block's norm is computed after the mixer's first linear layer
         has read x."""
-        queries = layer.mixer.write(self.ops, x, pages, plan)
+        inputs = layer.mixer.write(self.ops, x, pages, plan)
         if layer.mlp_norm is not None:
             x = layer.mlp_norm.run(self.ops, residual)
-        mixed = layer.mixer.attend(self.ops, queries, pages, plan, residual, attend)
+        mixed = layer.mixer.attend(self.ops, inputs, pages, plan, residual, attend)
         if mixed is not None:
             self.ops.add(mixed, residual)
         return layer.feed_forward.run(self.ops, x, residual)

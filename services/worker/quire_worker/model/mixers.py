@@ -21,7 +21,7 @@ from quire_worker.ops.weight import Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
 
-class Queries(NamedTuple):
+class AttentionInput(NamedTuple):
     """The part of a layer's attention that is computed from the layer's input, apart from keys and values."""
 
     query: Tensor
@@ -31,8 +31,8 @@ class Queries(NamedTuple):
     such results."""
 
 
-Attend = Callable[[Queries, Tensor, int, P, AttentionRules, Weight, Tensor | None], Tensor | None]
-"""Attention, its gate and the linear layer behind it: queries, pages, layer, plan, rules, the weight and what to add
+Attend = Callable[[AttentionInput, Tensor, int, P, AttentionRules, Weight, Tensor | None], Tensor | None]
+"""Attention, its gate and the linear layer behind it: its input, pages, layer, plan, rules, the weight and what to add
 to, if that may be done at once -> [R, H], or None where it was."""
 
 
@@ -103,7 +103,7 @@ class AttentionMixer(Generic[P]):
         added to `onto`."""
         return self.attend(ops, self.write(ops, x, pages, plan), pages, plan, onto, attend)
 
-    def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> Queries:
+    def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> AttentionInput:
         """Compute queries from x [R, H], and write the rows' keys and values to `pages`. Afterwards x may be
         overwritten, but `Ops.linear` may not be called before `attend`."""
         qkv = ops.linear(x, self.qkv)
@@ -112,18 +112,18 @@ class AttentionMixer(Generic[P]):
         for norm in self.head_norms:
             ops.head_norm(qkv, norm)
         query = ops.qk_norm_rope_write(qkv, pages, self.kv_layer, plan, self.shape, self.rope, self.qk_norm_weights)
-        # From here on nothing reads `qkv`, which is a result of `linear` too.
-        return Queries(query, None if self.output_gate is None else ops.linear(x, self.output_gate))
+        # `qkv` is a result of `linear` too. Ops whose attention reads it later return a new tensor from `linear`.
+        return AttentionInput(query, None if self.output_gate is None else ops.linear(x, self.output_gate))
 
     def attend(
-        self, ops: Ops[P], queries: Queries, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
+        self, ops: Ops[P], inputs: AttentionInput, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
     ) -> Tensor | None:
         """Compute [R, H] from the result of `write`. Returns None if the result was added to `onto`."""
         if attend is not None:
-            return attend(queries, pages, self.kv_layer, plan, self.rules, self.o, onto)
-        attended = ops.paged_attention(queries.query, pages, self.kv_layer, plan, self.shape, self.rules)
-        if queries.gate is not None:
-            ops.sigmoid_gate(attended, queries.gate)
+            return attend(inputs, pages, self.kv_layer, plan, self.rules, self.o, onto)
+        attended = ops.paged_attention(inputs.query, pages, self.kv_layer, plan, self.shape, self.rules)
+        if inputs.gate is not None:
+            ops.sigmoid_gate(attended, inputs.gate)
         return project(ops, attended, self.o, onto)
 
 

@@ -92,7 +92,7 @@ class ThreadShare:
         more = min(2 * self.threads, self._most) - self.threads
         self._crowded = self._crowded + 1 if self.threads > 1 and interval.delayed > _MOST_DELAYED else 0
         self._roomy = self._roomy + 1 if more and interval.idle_cores >= _LEAST_IDLE * more else 0
-        if self._trial is not None and not self._compare_trial(self._trial):
+        if self._trial is not None and not self._judge_trial(self._trial):
             return
         if self._crowded >= _CROWDED_INTERVALS and self._may_be_too_many():
             self._begin_trial(self.threads // 2)
@@ -107,7 +107,7 @@ class ThreadShare:
         self.threads, self._pace = threads, []
         self._roomy = self._since_trial = 0
 
-    def _compare_trial(self, trial: _Trial) -> bool:
+    def _judge_trial(self, trial: _Trial) -> bool:
         """Compare the trial's steps with those before it. Returns whether the trial is over. A failed trial (fewer
         threads were clearly slower, or more threads hardly faster) is undone, and the next trial waits longer."""
         trial.intervals += 1

@@ -26,8 +26,9 @@ class SourceTensor:
     specs: tuple[ParameterSpec, ...]
     is_transposed: bool = False
     """[inputs, outputs] in the checkpoint."""
-    by_kv_head: bool = False
-    """See `Family.by_kv_head`, instead of all rows of the first parameter, then all of the next."""
+    by_head: bool = False
+    """Its rows are in the order that `Family.by_head` describes. False: all rows of the first parameter, then all of
+    the next."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,9 +65,9 @@ class SourceTensor:
         rows = tensor.T if self.is_transposed else tensor
         if len(self.specs) == 1:
             return [rows]
-        if not self.by_kv_head:
+        if not self.by_head:
             return list(torch.split(rows, [spec.shape[0] for spec in self.specs]))
-        # Of keys, or of gates.
+        # The second parameter has as many heads as there are units: key heads, or gates.
         count = self.specs[1].partition.units
         heads = rows.view(count, -1, *rows.shape[1:])
         sizes = [spec.shape[0] // count for spec in self.specs]
@@ -82,7 +83,7 @@ def source_tensors(specs: Sequence[ParameterSpec], family: Family) -> dict[str, 
         name: SourceTensor(
             tuple(found),
             is_transposed=len(found[0].shape) == 2 and found[0].role in family.transposed,
-            by_kv_head=len(found) > 1 and family.by_kv_head,
+            by_head=len(found) > 1 and family.by_head,
         )
         for name, found in by_name.items()
     }

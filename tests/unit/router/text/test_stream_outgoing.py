@@ -41,7 +41,7 @@ class Rig:
         made.engine.add_row(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
         made.text.start_after(confirmed, confirmed, with_offsets=False)
         for _ in range(strikes):
-            made.text.count_lost_tokenizer()
+            made.text.add_strike()
         self.sequences[made.handle] = made
         self.out.open(made)
         return made
@@ -69,7 +69,7 @@ class Rig:
     def answer(self, message: tb.DetokenizeRequest) -> list[int]:
         """The handles that have ended by it."""
         response = self._tokenizer._step(message, self._texts)
-        cleared = self.out.pop_answered()
+        cleared = self.out.note_answer()
         if cleared is not None:
             cleared.text.clear_strikes()
         columns = (i32(column).tolist() for column in (response.handle, response.stop_index, response.used))

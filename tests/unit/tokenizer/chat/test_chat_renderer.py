@@ -27,7 +27,7 @@ class Here:
     """A RenderPool without processes."""
 
     rendered = 0
-    long_turn = contextlib.nullcontext
+    large_turn = contextlib.nullcontext
 
     async def render(self, source: str, variables: dict[str, Any]) -> str:
         self.rendered += 1
@@ -94,12 +94,12 @@ async def test_a_long_conversation_is_worked_on_in_a_thread(vocabulary: Vocabula
     threads = set[int]()
 
     class Watched(WorkPool):
-        async def run(self, function: Callable[[], Any]) -> Any:
+        async def run(self, function: Callable[[], Any], *, completes: bool = False) -> Any:
             def watched() -> Any:
                 threads.add(threading.get_ident())
                 return function()
 
-            return await super().run(watched)
+            return await super().run(watched, completes=completes)
 
     work = Watched(1, 8)
     renderer = ChatRenderer(vocabulary, Here(), work, max_bytes=1 << 20, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
@@ -111,7 +111,7 @@ async def test_a_long_conversation_is_worked_on_in_a_thread(vocabulary: Vocabula
     work.close()
 
 
-async def test_long_conversations_that_wait_are_not_parsed_yet(vocabulary: Vocabulary) -> None:
+async def test_large_conversations_that_wait_are_not_parsed_yet(vocabulary: Vocabulary) -> None:
     """A parsed conversation takes several times the memory of its JSON."""
     parsed, may_end = list[int](), asyncio.Event()
 
@@ -124,15 +124,15 @@ async def test_long_conversations_that_wait_are_not_parsed_yet(vocabulary: Vocab
 
     pool = Pool(3, 4, RenderLimits(1, 1 << 29, 1 << 20))
     renderer = ChatRenderer(vocabulary, pool, WorkPool(1, 8), max_bytes=1 << 20, allow_request_template=False)
-    long = request(("user", "abc " * 25_000))
-    running = [asyncio.ensure_future(renderer.render(long)) for _ in range(4)]
+    large = request(("user", "abc " * 75_000))
+    running = [asyncio.ensure_future(renderer.render(large)) for _ in range(4)]
     async with asyncio.timeout(30):
         while len(parsed) < 2:
             await asyncio.sleep(0.01)
     with pytest.raises(Overloaded):
-        await renderer.render(long)
+        await renderer.render(large)
     assert "abc" in (await renderer.render(request(("user", "abc")))).text
-    assert parsed == [100_000, 100_000, 3]
+    assert parsed == [300_000, 300_000, 3]
     may_end.set()
     assert all("abc" in rendering.text for rendering in await asyncio.gather(*running))
 

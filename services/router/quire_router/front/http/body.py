@@ -46,7 +46,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
         # int() refuses thousands of digits: leading zeros do not count, and 20 others are too many already.
         if name == b"content-length" and value.isdigit() and int(value.lstrip(b"0")[:20] or b"0") > limit:
             raise _too_large(limit)
-    body = bytearray()  # a list of chunks would need a second copy of the whole body to be joined
+    # A block of its own goes back to the kernel; freed chunks would stay in the heap, in pieces.
+    body = bytearray()
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             while True:

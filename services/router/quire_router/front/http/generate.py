@@ -86,9 +86,9 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds of the budget is
-        released when the prompts have been tokenized. If the client leaves, the job ends at once. Raises QuireError for
-        a failure before anything was sent."""
+        """Run a parsed job and send its answer, as a stream or whole. The memory of the budget that the body holds is
+        released when the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job
+        ends at once. Raises QuireError for a failure before anything was sent."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:

@@ -26,7 +26,7 @@ from quire_worker.ops.triton.sigmoid_gate import sigmoid_gate
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import StepLayout
-    from quire_worker.model.mixers import Queries
+    from quire_worker.model.mixers import AttentionInput
     from quire_worker.ops.interface import AttentionRules
     from quire_worker.ops.triton.attention_plan import TritonPlan
     from quire_worker.ops.triton.fresh_attention import Fresh
@@ -43,7 +43,7 @@ class _EagerAttention(NamedTuple):
     attended: Tensor
     """[R, Q D]: rows of chunks are missing."""
     gate: Tensor | None
-    """See `Queries`."""
+    """See `AttentionInput`."""
     weight: Weight
     result: Tensor
     """[R, H]: where the output projection goes; no graph computes any row of it."""
@@ -121,7 +121,7 @@ class StepGraph:
 
     def _attend(
         self,
-        queries: Queries,
+        inputs: AttentionInput,
         pages: Tensor,
         layer: int,
         plan: TritonPlan,
@@ -132,7 +132,7 @@ class StepGraph:
         """Replace a layer's attention during the capture. Capture the attention of decode rows, end the piece, note the
         tensors with which `replay` does the rest, and begin the next piece. Returns the projection's tensor; None if it
         is added to `onto`."""
-        (query, gate), decoder, self._plan = queries, self._body.decoder, plan
+        (query, gate), decoder, self._plan = inputs, self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
         attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, rules)
         result = empty_like_rows(query, weight.outputs) if onto is None else onto

@@ -35,7 +35,7 @@ class Family:
     """Ends of the names of tensors that hold nothing to compute with."""
     transposed: frozenset[str] = frozenset()
     """Roles whose matrices are [inputs, outputs] in checkpoints."""
-    by_kv_head: bool = False
+    by_head: bool = False
     """In a tensor of queries, keys and values: for each KV head its query heads, its key head and its value head. In a
     tensor of queries and output gates: for each head its query and its gate."""
     prefix: str = ""

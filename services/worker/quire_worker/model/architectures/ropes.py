@@ -62,7 +62,11 @@ def read_rope(
 def read_base(config: ConfigFile, section: ConfigFile, default: float) -> float:
     """Read the base of a RoPE's frequencies, from its section or from the config."""
     config.note_read("rope_theta")
-    return section.number("rope_theta") if section.has("rope_theta") else config.number("rope_theta", default)
+    return (
+        section.number("rope_theta")
+        if section.has("rope_theta")
+        else config.number("rope_theta", default, nullable=True)
+    )
 
 
 def _default(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
@@ -165,9 +169,8 @@ def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -
             raise refused(section, key, f"more than the RoPE variant {kind!r} has")
     if section.has("type") and _OLD_NAMES.get(section.text("type"), section.text("type")) != kind:
         raise refused(section, "type", f"another RoPE variant than `rope_type` ({kind!r})")
-    if section.has("rope_theta") and config.number("rope_theta", section.number("rope_theta")) != section.number(
-        "rope_theta"
-    ):
+    base = section.number("rope_theta") if section.has("rope_theta") else 0.0
+    if base and config.number("rope_theta", base, nullable=True) != base:
         raise refused(config, "rope_theta", f"another base than the one in `{name}`")
     if name == "rope_parameters" and config.has("rope_scaling"):
         old = config.section("rope_scaling")

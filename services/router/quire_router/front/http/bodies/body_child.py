@@ -8,6 +8,7 @@ since stdin ends then. It opens no sockets, and reads no files after its start.
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -20,6 +21,8 @@ from quire_router.front.http.bodies.body_parsers import parse_body
 from quire_router.front.http.bodies.parsed_codec import encode_parsed, encode_refusal
 from quire_router.front.parameters.request_limits import Limits
 
+_NICENESS = 10
+
 
 def main() -> int:
     """Answer jobs from stdin until it ends. Command-line arguments: the bytes of memory for parsing, in addition to
@@ -27,6 +30,7 @@ def main() -> int:
     memory_bytes, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     limit_process(_mapped_bytes() + memory_bytes)
+    os.nice(_NICENESS)
     write_frame(answers, {"ready": True})
     while (job := read_frame(jobs)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)

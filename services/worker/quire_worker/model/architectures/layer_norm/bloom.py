@@ -57,7 +57,7 @@ BLOOM = Family(
     },
     defaults={"hidden_act": "gelu_new", "max_position_embeddings": 2048},
     says={"attention_softmax_in_fp32": True, "masked_softmax_fusion": True, "bias_dropout_fusion": True},
-    by_kv_head=True,
+    by_head=True,
     prefix="transformer.",
     gguf=(GgufMap("bloom", eps="layer_norm_epsilon", has_rope=False),),
     models="BLOOM, BLOOMZ",

@@ -88,7 +88,7 @@ FALCON = Family(
         "activation": "hidden_act",
     },
     defaults={"hidden_act": "gelu", "max_position_embeddings": 2048},
-    by_kv_head=True,
+    by_head=True,
     names_for=_names,
     gguf=(
         GgufMap(

@@ -44,7 +44,7 @@ GPT_NEOX = Family(
     renamed={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     defaults={"hidden_act": "gelu", "partial_rotary_factor": 0.25},
     ignored=(".attention.bias", ".attention.masked_bias"),
-    by_kv_head=True,
+    by_head=True,
     gguf=(
         GgufMap(
             "gptneox",

@@ -47,6 +47,6 @@ PERSIMMON = Family(
     ),
     "persimmon",
     defaults={"hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    by_kv_head=True,
+    by_head=True,
     models="Persimmon 8B",
 )

@@ -15,7 +15,10 @@ from quire_worker.model.config_check import refused
 from quire_worker.model.config_file import ConfigFile
 
 _THETA = 500_000.0
-_UNCLEAR = "a RoPE that releases of transformers read in several ways (name both types of layers in `rope_parameters`)"
+_UNCLEAR = (
+    "a RoPE that releases of transformers read in several ways (name both types of layers in `rope_parameters`, and "
+    "set `rope_scaling` and `rope_theta` to null)"
+)
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
@@ -47,6 +50,10 @@ def _ropes(config: ConfigFile, head_dim: int) -> dict[str, RopeSpec]:
     full, usual = read_rope(config, head_dim, layer_type=FULL, theta=_THETA), RopeSpec(theta=_THETA)
     section, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if section is not None and (section.has(FULL) or section.has(SLIDING)):
+        sliding = section.section(SLIDING)
+        # transformers 5.23 applies a base beside the section only to layers without windows.
+        if full.theta != usual.theta and not (sliding and sliding.has("rope_theta")):
+            raise refused(config, "rope_theta", _UNCLEAR)
         return {FULL: full, SLIDING: read_rope(config, head_dim, layer_type=SLIDING, theta=_THETA)}
     # transformers 5 began with such a section for all layers, and 5.23 ignores it.
     if section is not None and full != usual:

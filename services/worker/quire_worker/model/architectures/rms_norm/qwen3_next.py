@@ -46,10 +46,11 @@ def _has_experts(config: ConfigFile, layers: int) -> bool:
 
 
 def is_covered(config: ConfigFile) -> bool:
-    """Whether all layers are dense and have full attention."""
+    """Whether all layers are dense and have full attention without biases."""
     layers, default = config.integer("num_hidden_layers", maximum=MOST_LAYERS), _default_type(config)
     types = config.texts("layer_types") or [default(layer) for layer in range(layers)]
-    return _LINEAR not in types and not _has_experts(config, layers)
+    biased = config.flag("attention_bias", False)
+    return _LINEAR not in types and not biased and not _has_experts(config, layers)
 
 
 QWEN3_NEXT = Family(
@@ -58,7 +59,7 @@ QWEN3_NEXT = Family(
     usual_names(output_gate="self_attn.q_proj"),
     "qwen3_next",
     defaults={"partial_rotary_factor": 0.25},
-    by_kv_head=True,
+    by_head=True,
     covers=is_covered,
-    models="Qwen3-Next without linear attention and experts, which all published models have",
+    models="Qwen3-Next with full attention and dense layers alone. Published models have other layers",
 )
