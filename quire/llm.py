@@ -229,7 +229,7 @@ class LLM:
             own = [failure for failure in failures.exceptions if isinstance(failure, QuireError)]
             if not own:
                 raise
-            raise self._blame_dead_service(own[0]) from None
+            raise self._explain_by_dead_service(own[0]) from None
         return [task.result() for task in tasks]
 
     async def _complete_with_retries(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
@@ -240,7 +240,7 @@ class LLM:
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
-    def _blame_dead_service(self, error: QuireError) -> QuireError:
+    def _explain_by_dead_service(self, error: QuireError) -> QuireError:
         """Return the error. If a service of this object's stack has died, return an error that names this service as
         the cause."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
