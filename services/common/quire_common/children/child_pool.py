@@ -10,6 +10,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Literal
 
+from quire_common.children.bounded_slots import BoundedSlots
 from quire_common.children.child_process import ChildProcess
 
 if TYPE_CHECKING:
@@ -46,24 +47,15 @@ class ChildPool:
         overloaded: Callable[[int], QuireError],
     ) -> None:
         self._program = program
-        self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._overloaded = overloaded
-        self._waiting = 0
-        self._slots = asyncio.Semaphore(processes)
+        self._slots = BoundedSlots(processes, max_waiting, overloaded)
         self._idle: list[ChildProcess] = []
 
     async def run(self, job: bytes, payload: bytes = b"") -> Frame:
         """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
         many jobs wait, and ChildFailed."""
-        if self._waiting >= self._max_waiting:
-            raise self._overloaded(self._waiting)
-        self._waiting += 1
-        try:
-            async with self._slots:
-                return await self._ask(job, payload)
-        finally:
-            self._waiting -= 1
+        async with self._slots.slot():
+            return await self._ask(job, payload)
 
     async def close(self) -> None:
         """End all idle processes. A process that works on a job ends when the job's request is cancelled."""

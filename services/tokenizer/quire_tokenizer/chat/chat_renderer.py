@@ -79,7 +79,7 @@ class ChatRenderer:
         run = _run_here if chars <= _INLINE_CHARS else self._work.run
         if chars <= _LARGE_CHARS:
             return await self._render(request, run)
-        async with self._pool.large_turn():
+        async with self._pool.large_conversation():
             return await self._render(request, run)
 
     async def _render(self, request: ChatRequest, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Rendering:

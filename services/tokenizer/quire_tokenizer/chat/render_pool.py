@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from quire_common.children.bounded_slots import BoundedSlots
 from quire_common.children.child_pool import ChildFailed, ChildPool
 from quire_common.children.child_process import ChildProgram
 from quire_common.children.frames import framed
@@ -18,7 +17,8 @@ from quire_common.telemetry.logs import get_logger
 from quire_tokenizer.work_pool import overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractAsyncContextManager
 
 log = get_logger(__name__)
 # The alarm of a child whose parent is gone comes later than the parent's own limit.
@@ -47,22 +47,12 @@ class RenderPool:
             _not_started,
         )
         self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, _overloaded)
-        self._max_waiting = max_waiting
-        self._large_conversations = 0
-        self._large_slots = asyncio.Semaphore(max(1, processes - 1))
+        self._large_slots = BoundedSlots(max(1, processes - 1), max_waiting, _overloaded)
 
-    @asynccontextmanager
-    async def large_turn(self) -> AsyncIterator[None]:
-        """Wait until few large conversations are under way. Of two or more processes, one is left for the others.
-        Raises Overloaded if too many are under way or wait."""
-        if self._large_conversations >= self._max_waiting:
-            raise _overloaded(self._large_conversations)
-        self._large_conversations += 1
-        try:
-            async with self._large_slots:
-                yield
-        finally:
-            self._large_conversations -= 1
+    def large_conversation(self) -> AbstractAsyncContextManager[None]:
+        """Return the context in which a large conversation is rendered. It waits until few others are under way: of two
+        or more processes, one is left for other conversations. Raises Overloaded if too many are under way or wait."""
+        return self._large_slots.slot()
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.

@@ -27,7 +27,7 @@ class Here:
     """A RenderPool without processes."""
 
     rendered = 0
-    large_turn = contextlib.nullcontext
+    large_conversation = contextlib.nullcontext
 
     async def render(self, source: str, variables: dict[str, Any]) -> str:
         self.rendered += 1

@@ -1,0 +1,36 @@
+"""Slots of which each is held by one job at a time. Jobs wait for a slot, but only a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from quire_common.errors import QuireError
+
+
+class BoundedSlots:
+    """Used from one event loop. `overloaded` makes the error of a job that is one too many; its argument is the number
+    of the other jobs, those that hold a slot included."""
+
+    def __init__(self, slots: int, max_jobs: int, overloaded: Callable[[int], QuireError]) -> None:
+        self._slots = asyncio.Semaphore(slots)
+        self._max_jobs = max_jobs
+        self._overloaded = overloaded
+        self._jobs = 0
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it until the context ends. Raises the error of `overloaded` if `max_jobs` others
+        wait or hold slots."""
+        if self._jobs >= self._max_jobs:
+            raise self._overloaded(self._jobs)
+        self._jobs += 1
+        try:
+            async with self._slots:
+                yield
+        finally:
+            self._jobs -= 1
