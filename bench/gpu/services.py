@@ -1,5 +1,4 @@
-"""Stage 4: measures the five real services over HTTP with `quire bench`: cold starts, then streams at several
-concurrencies.
+"""Stage 4: measures the five real services over HTTP with `quire bench`: streams at several concurrencies.
 
 There is one load generator. The router has one process and then, for many streams, four. A separate row shows these
 numbers, and the cores that each service and the load generator used. For a load with few requests there is another with
@@ -9,10 +8,6 @@ four times as many. It shows the effect of the beginning and the end, when not a
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,7 +17,7 @@ from pathlib import Path
 import torch
 
 from bench import ROOT
-from bench.gpu.figures import COLD_START, OVER_HTTP, VLLM_OVER_HTTP
+from bench.gpu.figures import OVER_HTTP, VLLM_OVER_HTTP
 from bench.gpu.http_load import LOAD_GENERATOR, HttpLoad, stack_of
 from bench.gpu.model import write_config
 from bench.gpu.record import Recorder
@@ -30,7 +25,6 @@ from bench.gpu.shapes import SHAPES
 from bench.pipeline.services_arm import cpu_seconds
 from quire.local.stack import LocalStack
 
-_LIMIT_S = 300
 _MOST_ROUTERS = 4
 _FEW_REQUESTS, _LONGER = 1024, 4
 
@@ -46,8 +40,6 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         else:
             model, prompt, output = ROOT / "models" / "demo", 16, 4
             flags = {"device": "cpu", "attention-backend": "torch", "max-num-seqs": "4"}
-        with recorder.attempt("cold start"):
-            _cold_starts(recorder, model, flags, Path(folder), starts=2 if on_gpu else 1)
         streams = tuple(OVER_HTTP) if on_gpu else (1, 2)
         least = 4 if tiny else 16
         loads = [
@@ -59,36 +51,6 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             with recorder.attempt(f"HTTP, router processes {routers}"):
                 if put:
                     _streams(recorder, model, flags, Path(folder), put, routers)
-
-
-def _cold_starts(recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, starts: int) -> None:
-    """Measure the first cold start with an empty kernel cache, and the second with the cache of the first."""
-    out = folder / "startup.json"
-    command = [
-        sys.executable,
-        "-m",
-        "quire",
-        "bench",
-        "startup",
-        "--model",
-        str(model),
-        "--num-iters",
-        str(starts),
-        "--output-json",
-        str(out),
-    ]
-    command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "kernels")}
-    done = subprocess.run(command, env=environment, timeout=_LIMIT_S, stdout=sys.stderr, check=False)
-    recorder.check("cold start", done.returncode == 0)
-    if done.returncode == 0:
-        found = json.loads(out.read_text())
-        for name, ready, first in zip(
-            ("empty kernel cache", "warm kernel cache"), found["ready_s"], found["first_token_s"], strict=False
-        ):
-            # Without a GPU there is nothing that the figures could stand beside.
-            beside = COLD_START[name].beside(first) if torch.cuda.is_available() else {}
-            recorder.figure(f"cold start, {name}", ready_s=ready, first_token_s=first, **beside)
 
 
 def _streams(

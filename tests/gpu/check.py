@@ -3,7 +3,7 @@
 1  kernels, ways of products and of gated products, whole steps of every padded size: against float32 references
 2  engines that must come to the same tokens, and real models
 3  the in-process table beside vLLM's figures, and what grammars cost
-4  the five services over HTTP, and cold starts
+4  cold starts of the five services, and streams over HTTP
 5  a soak of random requests, and each kernel against its floor
 6  the table through the five services, beside the same in one process
 7  KV pages from GPU to GPU, beside one plain copy (two GPUs)
@@ -38,7 +38,7 @@ STAGES: dict[int, dict[str, str]] = {
     },
     2: {"engines": "tests.gpu.engines", "real_models": "tests.gpu.real_models"},
     3: {"table": "bench.gpu.table", "grammars": "bench.gpu.grammars"},
-    4: {"services": "bench.gpu.services"},
+    4: {"cold_start": "bench.gpu.cold_start", "services": "bench.gpu.services"},
     5: {"soak": "tests.gpu.soak", "roofline": "bench.gpu.kernel_table.roofline"},
     6: {"served_table": "bench.gpu.served_table"},
     7: {"peer_pull": "bench.gpu.peers.pull", "peer_workers": "tests.gpu.peer_workers"},

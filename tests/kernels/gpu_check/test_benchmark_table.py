@@ -16,7 +16,12 @@ from bench.harness.bench_log import read_entries
 TABLE = "`make gpu-check STAGE=6` at 9d7df77"
 SERVICES, KERNELS = (f"`make gpu-check STAGE={stage}` at 9d7df77: " for stage in (4, 5))
 DRAWS, PULLS = "sampling with temperature 0.8, top_p 0.95 and top_k 50, and five", "`make gpu-check STAGE=7` at 69b1477"
-COLD = [COLD_START["warm kernel cache"], COLD_START["empty kernel cache"]]
+COLD = [COLD_START[f"cold start, {cache} kernel cache"] for cache in ("warm", "empty")]
+COLD_SHARDS = [
+    COLD_START[f"cold start, 8B shards, {cache}"]
+    for cache in ("warm kernel cache", "empty kernel cache", "warm kernel cache, empty page cache")
+]
+SHARDS = "cold starts of the five services with 16 GB of safetensors files"
 # Shares of something: more is better, as with tokens per second.
 PULLS_WANTED, ATTENTION = (Target("share, not tok_s", None, wanted) for wanted in (0.8, ATTENTION_WANTED))
 
@@ -48,7 +53,16 @@ CLAIMS = [
     Claim("one stream of 0.6B", [*OVER_HTTP[1]], SERVICES, ("at 1: {services} ms",)),
     Claim("64 such streams", [*OVER_HTTP[64]], SERVICES, ("at 64: {services} tok/s",)),
     Claim("256 such streams", [*OVER_HTTP[256]], SERVICES, ("at 256: {services} tok/s",)),
-    Claim("cold start", COLD, SERVICES, ("{s[0]} s warm and {s[1]} s with an empty kernel cache",)),
+    Claim("cold start of 0.6B", COLD, SERVICES, ("{s[0]} s warm and {s[1]} s with an empty kernel cache",)),
+    Claim(
+        "cold start of 8B",
+        COLD_SHARDS,
+        SHARDS,
+        (
+            "{s[0]} s with a warm kernel cache, {s[1]} s with an empty one",
+            "{s[2]} s if the files are not in the page cache",
+        ),
+    ),
     Claim(
         "decode attention, share of the memory bandwidth (4.3 TB/s), with 256 sequences of 1024 / 32 of 8192",
         [ATTENTION] * 6,

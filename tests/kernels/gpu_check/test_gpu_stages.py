@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.gpu import served_table, services
+from bench.gpu import cold_start, served_table, services
 from bench.gpu.engine import GREEDY, KINDS, rows_of
 from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu.http_load import HttpLoad
@@ -52,8 +52,9 @@ def process(command: list[str], **_: object) -> SimpleNamespace:
         parts = [{"name": part, "us": 10.0, "floor_us": 5.0} for part in roofline._PROFILED]
         (out / "kernels.json").write_text(json.dumps({"rows": parts}))
     else:
-        assert name == "quire" and command[place["--num-iters"]] == "2"
-        Path(command[place["--output-json"]]).write_text(json.dumps(COLD))
+        assert name == "quire"
+        starts = int(command[place["--num-iters"]])
+        Path(command[place["--output-json"]]).write_text(json.dumps({key: each[:starts] for key, each in COLD.items()}))
     return SimpleNamespace(returncode=0, stderr="")
 
 
@@ -63,6 +64,12 @@ def put(load: HttpLoad, *_: object) -> dict[str, float]:
     if load.counted:
         found |= {"median_decode_tpot_ms": 4.0 + load.seed % 3, "decode_window_concurrency": load.requests}
     return found
+
+
+def written(folder: Path, *_: object) -> Path:
+    """Stands for `write_config`."""
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +82,9 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", process)
     for module in (served_table, services):
         monkeypatch.setattr(module, "LocalStack", Stack)
-        monkeypatch.setattr(module, "write_config", lambda folder, *_: folder)
+    for module in (served_table, services, cold_start):
+        monkeypatch.setattr(module, "write_config", written)
+    monkeypatch.setattr(cold_start, "write_shards", lambda *_: None)
     clock = itertools.count()
     for module in (served_table, services):
         monkeypatch.setattr(module, "cpu_seconds", lambda _: {"router": float(next(clock)), "worker": 2.0})
@@ -138,7 +147,7 @@ def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypat
 
 def test_streams_and_cold_starts(tmp_path: Path) -> None:
     found = stage(4, tmp_path)
-    assert [found[f"cold start, {cache}"]["first_token_s"] for cache in COLD_START] == [10.0, 6.0]
+    assert [found[start]["first_token_s"] for start in COLD_START] == [10.0, 6.0, 10.0, 6.0, 10.0]
     for routers in (1, 4):
         for streams, targets in OVER_HTTP.items():
             name = f"HTTP, concurrency {streams}, router processes {routers}"
