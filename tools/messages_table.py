@@ -62,8 +62,8 @@ _KEYS = (
 )
 _LEASE = ("below 1 KiB", "the message names one lease")
 _PAGES = (
-    f"{FRAME_PAGES:,} pages, or all pages of one request: {_HASH} bytes per page, and 4 bytes per token if the watcher "
-    "asked for tokens"
+    f"{FRAME_PAGES:,} pages, or all pages of one request. A page takes {_HASH} bytes, and 4 bytes per token if the "
+    "watcher asked for tokens"
 )
 
 # By `Service.Method`: bound and enforcer of the request, or of each message of its stream, and of the answer.
@@ -71,22 +71,23 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Inference.Generate": (
         ("`--max-body-bytes` (4 MiB)", "the gRPC options of the public port"),
         (
-            f"the answer since the client last read: at most {MAX_PROMPT_ALTERNATIVES:,} logprobs of the prompt, "
-            f"of about {_PUBLIC_ALTERNATIVE} bytes each ({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)}), and "
-            f"at most {MAX_ALTERNATIVES:,} logprobs of the answer",
+            f"the part of the answer that the client has not read yet. It has at most {MAX_PROMPT_ALTERNATIVES:,} "
+            f"logprobs of the prompt, of about {_PUBLIC_ALTERNATIVE} bytes each "
+            f"({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)} together), and at most {MAX_ALTERNATIVES:,} "
+            "logprobs of the answer",
             f"products.py; {_CHANNEL}",
         ),
     ),
     "Inference.ListModels": (_SMALL, ("64 KiB for each served model name", "the configuration lists the names")),
     "Scheduler.Session": (
         (
-            f"{size(SESSION_BYTES)}, and one more entry: a Submit (4 bytes per token, logit controls, and a ticket "
-            f"with {_TICKET}) or a Handover",
+            f"{size(SESSION_BYTES)}, and one more entry. The entry is a Handover, or a Submit: 4 bytes per token, "
+            f"logit controls, and a ticket with {_TICKET}",
             "session_outgoing.py, `--max-body-bytes` and the model's context",
         ),
         (
-            f"{size(PIECE_BYTES)}, or more for one sequence or one ticket ({_TICKET}); {size(MOST_JOINED_BYTES)} if "
-            "several steps wait for the router and are joined",
+            f"{size(PIECE_BYTES)}. A message with one sequence or one ticket ({_TICKET}) may be larger. A message that "
+            f"joins several steps has at most {size(MOST_JOINED_BYTES)}",
             "output_split.py, session.py",
         ),
     ),
@@ -135,13 +136,13 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Worker.Load": (_SMALL, _MODEL),
     "Worker.Run": (
         (
-            f"{size(MAX_START_BYTES)} of sequences to start, or one larger sequence; {_HASH + 4} bytes per page to "
-            "transfer; 12 bytes per allocated page",
+            f"{size(MAX_START_BYTES)} of sequences to start, or one larger sequence. In addition, {_HASH + 4} bytes "
+            "per page to transfer and 12 bytes per allocated page",
             "admission.py, the number of pages on the device",
         ),
         (
-            f"{size(MAX_SCORE_BYTES)} of prompt logprobs; 17 bytes per token, and {_ALTERNATIVE} bytes for each of its "
-            f"logprobs (at most 256); Reports are joined up to {size(REPORT_BYTES)}",
+            f"{size(MAX_SCORE_BYTES)} of prompt logprobs. In addition, 17 bytes per token, and {_ALTERNATIVE} bytes "
+            f"per logprob (a token has at most 256). Several Reports are joined into one of up to {size(REPORT_BYTES)}",
             "step_schedule.py, `--max-num-seqs`, report_bundle.py",
         ),
     ),
@@ -152,7 +153,7 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     ),
     "KvStore.LookupAndPin": (
         _KEYS,
-        ("16 bytes per page if the answer contains the places of the pages; else below 1 KiB", "`--max-keys`"),
+        ("16 bytes per page if the response contains the places of the pages; else below 1 KiB", "`--max-keys`"),
     ),
     "KvStore.BeginPut": (_KEYS, ("4 bytes per page", "`--max-keys`")),
     "KvStore.Put": ((f"{size(PUT_FRAME_BYTES)} of a page", f"the sender; {_CHANNEL}"), _SMALL),
@@ -243,12 +244,12 @@ ZMQ = (
     ("snapshot: topic, number, part of the snapshot", "1,024 pages", "page_names.py"),
     (
         "request for missed events: client, empty frame, number",
-        "8 bytes; malformed requests are dropped",
+        "8 bytes; the scheduler drops malformed requests",
         "zmq_publisher.py",
     ),
     (
         "missed events: client, empty frame, number, batch",
-        "as for events; the last `buffer_steps` (10,000) batches are kept",
+        "the limit of events; the scheduler keeps the last `buffer_steps` (10,000) batches",
         "zmq_publisher.py",
     ),
 )
@@ -290,11 +291,11 @@ def _lines() -> Iterator[str]:
     yield ""
     limit = size(MAX_MESSAGE_BYTES)
     yield "This page is for contributors. Many requests share one gRPC stream. If one message on a stream is larger"
-    yield f"than gRPC's limit of {limit}, the stream ends, and with it all its requests. So services send much smaller"
-    yield "messages: they divide large content, or refuse it."
+    yield f"than gRPC's limit of {limit}, gRPC ends the stream, and all requests on this stream fail. So services send"
+    yield "much smaller messages: they divide large content, or refuse it."
     yield ""
-    yield "The tables show how large each message can be. The last column says what ensures this limit: a file of the"
-    yield "code, an option, or the content itself. `python -m tools.messages_table` generates this page from the"
+    yield "The tables show the largest size of each message. The last column names what ensures this limit: a file of"
+    yield "the code, an option, or the content itself. `python -m tools.messages_table` generates this page from the"
     yield "protobuf contracts and from constants in the code."
     yield ""
     yield "## RPCs"
@@ -316,8 +317,8 @@ def _lines() -> Iterator[str]:
     yield ""
     payload = size(MAX_PAYLOAD_BYTES)
     yield "A *data connection* is a TCP or Unix connection on which workers and kvstores exchange KV pages. It carries"
-    yield f"frames. A frame has a head of {FRAME_BYTES} bytes and a payload of at most {payload}. A larger frame is an"
-    yield "error that ends the connection (`quire_common/kv_data/frame.py`)."
+    yield f"frames. A frame has a head of {FRAME_BYTES} bytes and a payload of at most {payload}. The receiver of a"
+    yield "larger frame ends the connection with an error (`quire_common/kv_data/frame.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -326,9 +327,10 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its KV transfer agent"
     yield ""
-    yield "The KV transfer agent is the worker's helper process that sends and receives pages. Worker and agent pass"
-    yield "pages to each other through the *ring*, a shared memory. They also exchange frames, which say what to do"
-    yield f"with the pages. A frame has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
+    yield "The KV transfer agent is a helper process of the worker, which sends and receives pages. The *ring* is a"
+    yield "shared memory through which worker and agent pass pages to each other. They also exchange frames, which are"
+    yield f"commands and results. A frame has at most {size(AGENT_FRAME_BYTES)}"
+    yield "(`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -337,9 +339,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its matcher"
     yield ""
-    yield "The matcher is one or more helper processes of the worker, which apply grammars. Each sequence with a"
-    yield "grammar has a *mask slot* in a shared memory. There the matcher writes masks, which say which tokens may"
-    yield f"come next. Masks do not travel in frames. A frame has at most {size(AGENT_FRAME_BYTES)}"
+    yield "The matcher consists of one or more helper processes of the worker, which apply grammars. Each sequence with"
+    yield "a grammar has a *mask slot* in a shared memory. The matcher writes masks into this slot. A mask tells which"
+    yield f"tokens the sequence may have next. Frames contain no masks. A frame has at most {size(AGENT_FRAME_BYTES)}"
     yield "(`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"

@@ -32,96 +32,117 @@ This page is for users. It lists the model architectures that Quire serves. The 
 
 ## Architectures
 
-Quire reads a Hugging Face folder with safetensors of each architecture in this table. It never runs code of a
-model's folder. The column *GGUF* has the name of the architecture in GGUF files, where Quire reads those too. The next
-section describes how these files are tested.
+Quire reads Hugging Face folders with safetensors for each architecture in this table. It never runs code from a
+model's folder. If Quire also reads GGUF files of an architecture, the column *GGUF* has the architecture's name in
+these files. The section [GGUF files](#gguf-files) explains the column *GGUF test*.
 
-A test runs tiny random models of each architecture with Quire and with transformers, on the CPU in float32. Greedy
-tokens must be equal, and logits may differ by 0.0001. The test also runs prompts in chunks, and prompts with a cached
-prefix. Their logits must be equal to the bit. The column *configurations* has the number of tiny models.
+A test runs tiny random models of each architecture with Quire and with the Python package transformers, on the CPU in
+float32. The greedy tokens of both must be equal, and their logits may differ by 0.0001. The test also runs prompts in
+chunks, and prompts with a cached prefix. The logits must be bit for bit the same as for whole prompts. The column
+*configurations* has the number of tiny models.
 """
 _MULTIMODAL = """## Multimodal models
 
-Quire serves the text of these multimodal architectures. It takes the language model of `text_config`, and leaves the
-weights of the other parts in the file. Requests with images are refused.
+Quire serves only the language model of these multimodal architectures. The field `text_config` of `config.json`
+describes this language model. Quire does not load the weights of the other parts, and refuses requests with images.
 
 | architecture | `model_type` of `text_config` | tensors that are left out |
 |---|---|---|
 {rows}
 
-A test compares tiny random models of each architecture with the multimodal class of transformers, for each layout of
-names that their checkpoints have. `--hf-overrides` replaces fields of the language model. If the language model has no
-entry in the table above, it runs in the [Transformers backend](#other-architectures). Examples are `ministral3`, and
-`llama4_text` without `attn_temperature_tuning`.
+A test compares tiny random models of each architecture with the multimodal class of transformers. It does so for each
+way in which checkpoints of the architecture name their tensors. `--hf-overrides` replaces fields of the language
+model's config.
+
+Some language models have no entry in the table above. They run in the [Transformers backend](#other-architectures).
+Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
-A GGUF file has other names of tensors than a folder, and some matrices have their rows in another order. A map beside
-each family describes these differences. The column *GGUF test* says how the map is tested:
+GGUF files and Hugging Face folders have different names for the same tensors. Some matrices also have their rows in a
+different order. Each model family has a map that describes these differences. The column *GGUF test* of the table of
+architectures names the test of this map:
 
-| GGUF test | a GGUF file of a tiny random model is compared with |
+| GGUF test | comparison |
 |---|---|
-| converted | the model of transformers from which the file was converted |
-| transformers | the same, and what transformers reads from the file |
-| real model | the same, and a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) is compared with transformers |
+| converted | The test converts a tiny model of transformers. Quire's results from the file must match this model |
+| transformers | As *converted*. In addition, transformers reads the file, and its results must match |
+| real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
-All these tests compare logits and greedy tokens. They convert a model as llama.cpp's converter does: the package `gguf`
-gives the names of tensors and keys. The tests themselves contain the order of rows, which follows llama.cpp's scripts.
-So for *converted*, no other program confirms the order of rows.
+All these tests compare logits and greedy tokens. The tests convert models in the same way as llama.cpp's converter.
+They take the names of tensors and keys from the Python package `gguf`. The order of rows is written in the tests
+themselves, and follows llama.cpp's scripts. So if the GGUF test is *converted*, no other program confirms the order of
+rows.
 
-Quire refuses a GGUF file of another architecture, a key of the architecture that it does not read, and a
-pre-tokenizer that it does not know. The error names the cause. If only the pre-tokenizer is unknown, name the folder of
-its tokenizer with `--tokenizer`. Quire knows these pre-tokenizers (`tokenizer.ggml.pre`) of byte-level vocabularies:
+Quire refuses a GGUF file in these cases. The error names the cause:
+- The table does not have the file's architecture.
+- Quire does not read one of the architecture's keys in the file.
+- Quire does not know the file's pre-tokenizer. In this case, name a folder with the model's tokenizer with
+  `--tokenizer`.
+
+Quire knows these pre-tokenizers of byte-level vocabularies (key `tokenizer.ggml.pre`):
 
 {pre_tokenizers}.
 
-transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from GGUF files,
-and computes them as the family in the same row of the table, as llama.cpp's sources do. Their tests convert tiny
-models of that family; no other program has confirmed them.
+The package transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from
+GGUF files. Like llama.cpp, Quire computes each of them as the family in the same row of the table. The tests convert
+tiny models of this family to the names of these files. No other program has confirmed the results.
 
 llama.cpp's converter changes some models:
-- GGUF files of Mistral have the architecture `llama`. Files of Mistral 7B v0.1 and of StarCoder2 do not have the
+- GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not have the
   model's sliding window.
-- GGUF files of SmolLM3 do not say which layers have no rotary embedding. Quire leaves it out in every fourth layer,
-  as llama.cpp does.
+- GGUF files of SmolLM3 do not tell which layers have no rotary embedding. As llama.cpp does, Quire leaves out the
+  rotary embedding in every fourth layer.
 - GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
   of a head instead. For the 27B models it uses the hidden size divided by the number of heads.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-Models without an entry in the table run in the Transformers backend, and so do AFMoE models with experts. The Python
-package transformers computes their layers operation by operation, and Quire's kernels compute attention over KV pages.
-Prefix caching, chunked prefill, KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models with
-linear attention.
+Models without an entry in the table run in the *Transformers backend*, and so do AFMoE models with experts. In this
+backend, the Python package transformers computes the layers, and Quire's kernels compute attention over KV pages.
+Prefix caching, chunked prefill, KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models
+with linear attention.
 
-Steps take longer than in Quire's own code, mostly if they are small. On a CPU with one thread, a step of the demo
-model took 8 ms instead of 1 ms for one sequence, and 34 ms instead of 23 ms for 64 ([log](../bench/LOG.md)).
+Steps take longer than with Quire's own code, above all small steps. On a CPU with one thread, a step of the demo model
+with one sequence took 8 ms instead of 1 ms. A step with 64 sequences took 34 ms instead of 23 ms
+([log](../bench/LOG.md)).
 
-On a GPU, the worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers and rotations
-of queries and keys. A part is replaced only if the kernel computes the same for random rows. The worker then captures
-steps in CUDA graphs, if a replayed graph computes the same as a new pass. If not, it logs the reason, and steps run
-kernel by kernel. On an H200, the time between tokens of a model with Qwen3 0.6B's shape was 1.06 ms for one sequence,
-1.81 ms for 32 and 2.79 ms for 128. Quire's own code took 0.72, 1.24 and 2.11 ms.
+On a GPU, the worker makes these steps faster in two ways:
+- The worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers, and rotations of
+  queries and keys. It replaces a part only if the kernel computes the same for random rows.
+- The worker captures steps in CUDA graphs, if a replayed graph computes the same as a new pass. Otherwise it logs the
+  reason, and runs steps kernel by kernel.
+
+On an H200, the times between tokens of a model with Qwen3 0.6B's shape were:
+
+| sequences | Transformers backend, ms | Quire's own code, ms |
+|---|---|---|
+| 1 | 1.06 | 0.72 |
+| 32 | 1.81 | 1.24 |
+| 128 | 2.79 | 2.11 |
+
+The backend needs the package transformers, which the container images of workers contain:
 
 ```
 pip install 'transformers>=5.23,<5.24'
 quire serve org/name
 ```
 
-The container images of workers have this package. `--model-impl` chooses the implementation:
+`--model-impl` chooses the implementation:
 
 | value | layers are computed by |
 |---|---|
 | `auto` | Quire if the table has the architecture, else the Transformers backend |
-| `quire` (alias: `vllm`) | Quire. Other architectures are an error |
+| `quire` (alias: `vllm`) | Quire. Quire refuses architectures that the table does not have |
 | `transformers` | the Transformers backend, also for architectures in the table, for example to compare the two |
 
-The worker reads the weights itself, only from safetensors, and runs no code of the model's folder. Weights are float32
-on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files need an entry in the table.
+For this backend, the worker reads weights only from safetensors, and runs no code from the model's folder. Weights are
+float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files work only with architectures in the
+table.
 
 In the Transformers backend, the last bits of logits may depend on the batch. So greedy tokens may depend on the batch
-too. The worker does not report the capability `batch_invariant`, and refuses `--batch-invariant`. The two
-implementations never share KV pages.
+too. The worker does not report the capability `batch_invariant`, and refuses `--batch-invariant`. The backend and
+Quire's own code never share KV pages.
 
 The backend refuses a model that it would compute wrongly. The error says why:
 
@@ -134,54 +155,58 @@ The backend refuses a model that it would compute wrongly. The error says why:
 | `UNSUPPORTED_CACHE` | the code of the model defines its own cache class |
 | `UNSUPPORTED_ATTENTION` | attention that Quire's pages or kernels do not support (see below) |
 | `UNSUPPORTED_ROPE` | longrope, with sequences above the original context |
-| `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | `--dtype` or `--quantize` |
-| `NOT_BATCH_INVARIANT` | `--batch-invariant` |
+| `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the option `--dtype` or `--quantize` |
+| `NOT_BATCH_INVARIANT` | the option `--batch-invariant` |
 
 The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 
-- layers that do not call attention through transformers' `AttentionInterface`, or not once each
+- layers that do not call transformers' `AttentionInterface` exactly once
 - latent attention, and layers with heads of several shapes
 - masks other than causal, sliding windows and chunks
-- rows that depend on other sequences of the batch
+- results of a sequence that depend on other sequences of the batch
 - positions that do not start at 0, as those of RoBERTa
 
-Tests cover the following architectures; others may work too. A test compares a tiny random model of each with
-transformers alone, on the CPU in float32. Greedy tokens must be equal, and logits may differ by 0.0001.
+Tests cover the following architectures. Others may work too. A test runs a tiny random model of each architecture in
+this backend, and in transformers without Quire, on the CPU in float32. Greedy tokens must be equal, and logits may
+differ by 0.0001.
 """
 _OUTRO = """## GPUs
 
-The GPU's kernels compute the same features as the CPU's. Tests run the kernels on the CPU by Triton's interpreter,
-and compile them for Hopper. Only Llama and Qwen3 models have been run on a GPU, SmolLM2 among them, from its GGUF file.
-The Transformers backend has been run on a GPU with two of them. The size of a head must be a multiple of 16, and at
-most 256. The worker refuses other models, and its error names the size.
+Quire's kernels for GPUs support the same models as its kernels for CPUs, with one exception: the size of an attention
+head must be a multiple of 16, and at most 256. The worker refuses other models, and its error names the size.
+
+Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
+only Llama and Qwen3 models, and SmolLM2 (a Llama model) from its GGUF file. In the Transformers backend, we have run
+two of these models on a GPU.
 
 ## What is refused
 
-Some configs change the computation in a way that the worker does not support. The worker refuses such a model of the
-table before it reads the weights. Each error names the field.
+Even if the table has an architecture, the `config.json` of a model may ask for a computation that the worker does not
+support. The worker then refuses the model before it reads the weights. Each error names the field of `config.json`.
 
 | error | cause |
 |---|---|
 | `UNSUPPORTED_ARCHITECTURE` | no family has this architecture, with `--model-impl quire` |
-| `UNSUPPORTED_CONFIG` | a field asks for what the family does not compute, or is about attention and not read |
+| `UNSUPPORTED_CONFIG` | a field asks for a computation that the family lacks, or an attention field is unknown |
 | `UNSUPPORTED_ROPE` | a rotary embedding other than default, linear, llama3, yarn, longrope |
 | `UNSUPPORTED_LAYER_TYPE` | a layer that is neither full nor sliding attention |
 | `UNSUPPORTED_ACTIVATION` | an activation that the worker does not know |
 | `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
-| `TIED_HEAD_DIFFERS` | the weights have an output head of their own, which the config denies |
+| `TIED_HEAD_DIFFERS` | the config ties the output head to the embedding, but the weights have a separate output head |
 
-Quire does not support latent attention, recurrent layers, vision and audio inputs, OPT 350M (other norms),
-StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
+Quire does not support latent attention, recurrent layers, and vision and audio inputs. It also does not support OPT
+350M (other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
 
-A `config.json` of OLMo 3 may have one rotary embedding for all layers, as transformers 4 wrote it. Releases of
-transformers read some of these files in different ways: a `rope_theta` other than 500000, a scaled RoPE in
-`rope_parameters`, or a `rope_scaling` without `rope_type`. Quire refuses such a file. The file is clear if
-`--hf-overrides` gives `rope_parameters` with `full_attention` and `sliding_attention`, and null for `rope_scaling` and
-`rope_theta`.
+A `config.json` of OLMo 3 that transformers 4 wrote may have one rotary embedding for all layers. Releases of
+transformers read some of these files in different ways: files with a `rope_theta` other than 500000, with a scaled
+RoPE in `rope_parameters`, or with a `rope_scaling` without `rope_type`. Quire refuses such a file. To make the file
+clear, use `--hf-overrides`: set `rope_parameters` with `full_attention` and `sliding_attention`, and set
+`rope_scaling` and `rope_theta` to null.
 
-A RoPE of type `longrope` has two lists of factors, for short and for long sequences. transformers chooses a list by the
-present length of the sequence. The worker chooses by `--max-model-len`: it uses the long factors if this option is
-above `original_max_position_embeddings`. So a sequence keeps its cached pages as it grows.
+A RoPE of type `longrope` has two lists of factors: one for short sequences and one for long sequences. transformers
+chooses the list by the present length of the sequence. The worker chooses the list once, by `--max-model-len`. If this
+option is above `original_max_position_embeddings`, the worker uses the factors for long sequences. So the cached pages
+of a sequence remain valid as the sequence grows.
 """
 
 

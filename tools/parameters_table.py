@@ -31,15 +31,16 @@ def _lines() -> Iterator[str]:
     yield "Over gRPC, a parameter is a field of `quire.v1.GenerateRequest`. The column *gRPC field* gives its path."
     yield ""
     yield "The routes `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate` take all parameters. Some"
-    yield "parameters also work in `/v1/responses` (*responses* in the last column) or `/v1/messages` (*messages*)."
+    yield "parameters also work in `/v1/responses` or `/v1/messages`. The last column marks these"
+    yield "parameters with *responses* and *messages*."
     yield ""
-    yield "The worker first divides the logits by `temperature`. Then `min_p`, `top_k`, `top_p` and `typical_p` limit"
-    yield "the tokens, in this order. Each of them sees only the tokens that the parameters before it have kept."
+    yield "The worker first divides the logits by `temperature`. Then `min_p`, `top_k`, `top_p` and `typical_p`"
+    yield "remove tokens, in this order. Each of these four parameters sees only the tokens that are left."
     yield ""
     yield "A model's file generation_config.json may contain the model's own defaults for these parameters:"
     yield f"{', '.join(_model_default(each) for each in MODEL_DEFAULTS)}."
     yield ""
-    yield "| request | which defaults of generation_config.json replace those of this page |"
+    yield "| request | values of generation_config.json that replace the defaults of this page |"
     yield "|---|---|"
     yield "| `/v1/completions` | all except `max_tokens`, which stays 16 |"
     yield "| beam search over HTTP | only `temperature` |"
@@ -53,8 +54,8 @@ def _lines() -> Iterator[str]:
     yield "| `--generation-config FOLDER` | Quire reads the model's defaults from this folder. |"
     yield "| `--override-generation-config '{\"top_k\": 20}'` | Values in this JSON replace the model's defaults. |"
     yield ""
-    yield "[limits.md](limits.md) lists the limits of all other fields. `python -m tools.parameters_table` generates"
-    yield "this page from `quire/request_parameters.py`."
+    yield "[limits.md](limits.md) lists the limits of the other fields of requests. `python -m tools.parameters_table`"
+    yield "generates this page from `quire/request_parameters.py`."
     yield ""
     yield "| parameter | meaning | default | limit | gRPC field | other APIs |"
     yield "|---|---|---|---|---|---|"
@@ -67,7 +68,7 @@ def _lines() -> Iterator[str]:
 def _model_default(parameter: Parameter) -> str:
     """Return a parameter's name, followed by its name in generation_config.json if that differs."""
     other = parameter.generation_config
-    return f"`{parameter.name}`" + (f" (there `{other}`)" if other != parameter.name else "")
+    return f"`{parameter.name}`" + (f" (in the file: `{other}`)" if other != parameter.name else "")
 
 
 def _bounds(parameter: Parameter) -> str:

@@ -64,7 +64,7 @@ _SECTIONS = (
     (
         "Translated",
         "translated",
-        "Quire has the features of these options under other names. It sets its own option instead.",
+        "Quire has options with other names for these features. It sets its own option instead.",
         "| option | meaning | Quire's option |",
     ),
     (
@@ -76,13 +76,14 @@ _SECTIONS = (
     (
         "Accepted with some values only",
         "neutral values",
-        "Quire accepts only the values in the second column, which are what it does anyway. Other values are an error.",
+        "Quire accepts only the values in the second column. They mean what Quire does without the option. Other "
+        "values are an error.",
         "| option | accepted values | why other values are refused | what to do instead |",
     ),
     (
         "Refused",
         "refused",
-        "These options are an error with any value.",
+        "Quire does not accept these options with any value.",
         "| option | why | what to do instead |",
     ),
 )
@@ -90,7 +91,7 @@ _SECTIONS = (
 
 def _row(option: VllmOption) -> str:
     cells = [_names(option), option.reason]
-    if option.neutral:
+    if option.kind == "neutral values":
         cells.insert(1, ", ".join(option.neutral))
     if option.kind != "accepted":
         cells.append(option.nearest or "Leave it out.")
