@@ -40,11 +40,11 @@ CLASSES = {
 }
 
 _LONG_KIB = LONG_BYTES >> 10
-_BODY = "only the limit of the body"
+_BODY = "only the limit of the body's size"
 _CONTEXT = "at most the model's context length"
 _OBJECT = "an object; each of its fields has its own row"
 _REFUSED = "not supported: refused"
-_SOURCE = f"at most {MAX_SOURCE_BYTES >> 20} MiB, and {MAX_GRAMMAR_BYTES >> 10} KiB as a grammar"
+_SOURCE = f"at most {MAX_SOURCE_BYTES >> 20} MiB, and at most {MAX_GRAMMAR_BYTES >> 10} KiB after compilation"
 _SCHEMA = f"{_SOURCE}; nested at most {MAX_DEPTH} deep"
 
 
@@ -74,7 +74,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) < 2**63 else f"{value:g}"
 
 
-_ECHOED = f"in a response {bound_of(tables.RESPONSES['user'])}, else {_BODY}"
+_ECHOED = f"for `/v1/responses` {bound_of(tables.RESPONSES['user'])}, otherwise {_BODY}"
 # By field: the cost class, and the bound where the table of fields does not say all of it.
 FIELDS: Mapping[str, tuple[str, str]] = {
     **{each.name: (each.cost, each.limit) for each in PARAMETERS},
@@ -123,7 +123,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "max_output_tokens": ("answer", _CONTEXT),
     "max_pattern_size": ("token", ""),
     "messages": ("prompt", f"at most {tables.MAX_MESSAGES:,} messages; in all {_CONTEXT}"),
-    "metadata": ("once", f"in a response {bound_of(tables.RESPONSES['metadata'])}, else {_BODY}"),
+    "metadata": ("once", f"for `/v1/responses` {bound_of(tables.RESPONSES['metadata'])}, otherwise {_BODY}"),
     "min_count": ("token", ""),
     "min_pattern_size": ("token", ""),
     "model": ("once", ""),
