@@ -145,8 +145,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="logit_bias", group="control", kind="biases", wire="sampling.logit_bias", cost="token",
         low=0, high=MAX_INT32, max_items=1024,
-        description="Maps token ids to numbers that are added to the logits of these tokens. Below -100 counts as "
-        "-100, above 100 as 100.",
+        description="Maps token ids to numbers that are added to the logits of these tokens. Numbers below -100 "
+        "count as -100, and numbers above 100 count as 100.",
     ),
     Parameter(
         name="allowed_token_ids", group="control", kind="ints", wire="sampling.allowed_token_ids", cost="sequence",
@@ -171,37 +171,37 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="logprobs", group="report", kind="int", wire="sampling.logprobs", cost="answer",
         low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
-        description="For each token of the answer, logprobs of so many alternatives are returned. 0 returns only "
-        "the token's own logprob. In chat requests this field is true or false, and `top_logprobs` is"
-        " the number.",
+        description="The number of alternatives whose logprobs are returned for each token of the answer. 0 returns "
+        "only the token's own logprob. In chat requests, `logprobs` is true or false, and `top_logprobs` is the "
+        "number.",
     ),
     Parameter(
         name="prompt_logprobs", group="report", kind="int", wire="sampling.prompt_logprobs", cost="prompt",
         low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
-        description="For each token of the prompt, logprobs of so many alternatives are returned.",
+        description="The number of alternatives whose logprobs are returned for each token of the prompt.",
     ),
     Parameter(
         name="max_tokens", group="length", kind="int", wire="max_tokens", cost="answer",
         low=1, high=MAX_INT32, limit="at most the model's context length",
         generation_config="max_new_tokens",
-        description="The answer has at most so many tokens. Without this field: 16; in chat requests, as many as "
-        "the context has room for.",
+        description="The largest number of tokens in the answer. The default is 16. In chat requests, the default is "
+        "as many as the context has room for.",
     ),
     Parameter(
         name="min_tokens", group="length", kind="int", wire="min_tokens", cost="answer",
         default=0, low=0, high=MAX_INT32, limit="at most max_tokens", also_in=("responses",),
-        description="No stop token is sampled before the answer has so many tokens.",
+        description="No stop token is sampled before the answer has this number of tokens.",
     ),
     Parameter(
         name="truncate_prompt_tokens", group="length", kind="int", wire="truncate_prompt_tokens", cost="prompt",
         low=-1, high=MAX_INT32,
-        description="Only the last so many tokens of the prompt are used. -1 keeps as many as the context has "
+        description="The number of tokens that are kept at the prompt's end. -1 keeps as many as the context has "
         "room for.",
     ),
     Parameter(
         name="thinking_token_budget", group="length", kind="int", wire="thinking_token_budget", cost="token",
         low=-1, high=MAX_INT32,
-        description="The model may think for so many tokens; then the end of thinking is forced. -1: no limit.",
+        description="The largest number of thinking tokens. After these, the thinking is forced to end. -1: no limit.",
     ),
     Parameter(
         name="stop", group="stop", kind="strings", wire="stop", cost="sequence",

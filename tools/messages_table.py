@@ -238,7 +238,7 @@ MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
 ZMQ = (
     (
         "events: topic, number (8 bytes), batch of changes",
-        "256 changes, each of one request: 14 bytes per page, 5 bytes per token",
+        "256 changes. A change is of one request, and takes 14 bytes per page and 5 bytes per token",
         "event_pump.py",
     ),
     ("snapshot: topic, number, part of the snapshot", "1,024 pages", "page_names.py"),
@@ -341,8 +341,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "The matcher consists of one or more helper processes of the worker, which apply grammars. Each sequence with"
     yield "a grammar has a *mask slot* in a shared memory. The matcher writes masks into this slot. A mask tells which"
-    yield f"tokens the sequence may have next. Frames contain no masks. A frame has at most {size(AGENT_FRAME_BYTES)}"
-    yield "(`quire_worker/side_process/frames.py`)."
+    yield "tokens the sequence may have next. Worker and matcher also exchange frames, which contain no masks. A frame"
+    yield f"has at most {size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"

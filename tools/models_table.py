@@ -54,8 +54,8 @@ A test compares tiny random models of each architecture with the multimodal clas
 way in which checkpoints of the architecture name their tensors. `--hf-overrides` replaces fields of the language
 model's config.
 
-Some language models have no entry in the table above. They run in the [Transformers backend](#other-architectures).
-Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
+Some language models have no entry in the table of [architectures](#architectures). They run in the [Transformers
+backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
@@ -70,8 +70,8 @@ architectures names the test of this map:
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
 All these tests compare logits and greedy tokens. The tests convert models in the same way as llama.cpp's converter.
-They take the names of tensors and keys from the Python package `gguf`. The order of rows is written in the tests
-themselves, and follows llama.cpp's scripts. So if the GGUF test is *converted*, no other program confirms the order of
+The names of tensors and keys come from the Python package `gguf`. The order of matrix rows is written down in the
+tests, and follows llama.cpp's scripts. So if the GGUF test is *converted*, no other program confirms the order of
 rows.
 
 Quire refuses a GGUF file in these cases. The error names the cause:
@@ -85,8 +85,9 @@ Quire knows these pre-tokenizers of byte-level vocabularies (key `tokenizer.ggml
 {pre_tokenizers}.
 
 The package transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from
-GGUF files. Like llama.cpp, Quire computes each of them as the family in the same row of the table. The tests convert
-tiny models of this family to the names of these files. No other program has confirmed the results.
+GGUF files. Like llama.cpp, Quire computes each of these models with the family that stands in the same row of the
+table. The tests convert tiny models of that family to GGUF files of these models. No other program has confirmed the
+results.
 
 llama.cpp's converter changes some models:
 - GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not have the
@@ -98,18 +99,18 @@ llama.cpp's converter changes some models:
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-Models without an entry in the table run in the *Transformers backend*, and so do AFMoE models with experts. In this
-backend, the Python package transformers computes the layers, and Quire's kernels compute attention over KV pages.
-Prefix caching, chunked prefill, KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models
-with linear attention.
+Models without an entry in the table of [architectures](#architectures) run in the *Transformers backend*, and so do
+AFMoE models with experts. In this backend, the Python package transformers computes the layers, and Quire's kernels
+compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
+Quire refuses Qwen3-Next models with linear attention.
 
-Steps take longer than with Quire's own code, above all small steps. On a CPU with one thread, a step of the demo model
-with one sequence took 8 ms instead of 1 ms. A step with 64 sequences took 34 ms instead of 23 ms
-([log](../bench/LOG.md)).
+Steps take longer in the Transformers backend than in Quire's own code, above all steps with few sequences. On a CPU
+with one thread, a step of the demo model with one sequence took 8 ms instead of 1 ms. A step with 64 sequences took 34
+ms instead of 23 ms ([log](../bench/LOG.md)).
 
-On a GPU, the worker makes these steps faster in two ways:
+On a GPU, the worker makes the Transformers backend faster in two ways:
 - The worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers, and rotations of
-  queries and keys. It replaces a part only if the kernel computes the same for random rows.
+  queries and keys. It replaces a part only if the kernel computes the same for random input.
 - The worker captures steps in CUDA graphs, if a replayed graph computes the same as a new pass. Otherwise it logs the
   reason, and runs steps kernel by kernel.
 
@@ -136,9 +137,9 @@ quire serve org/name
 | `quire` (alias: `vllm`) | Quire. Quire refuses architectures that the table does not have |
 | `transformers` | the Transformers backend, also for architectures in the table, for example to compare the two |
 
-For this backend, the worker reads weights only from safetensors, and runs no code from the model's folder. Weights are
-float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files work only with architectures in the
-table.
+For the Transformers backend, the worker reads weights only from safetensors, and runs no code from the model's folder.
+Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files work only with
+architectures in the table.
 
 In the Transformers backend, the last bits of logits may depend on the batch. So greedy tokens may depend on the batch
 too. The worker does not report the capability `batch_invariant`, and refuses `--batch-invariant`. The backend and
@@ -172,8 +173,9 @@ differ by 0.0001.
 """
 _OUTRO = """## GPUs
 
-Quire's kernels for GPUs support the same models as its kernels for CPUs, with one exception: the size of an attention
-head must be a multiple of 16, and at most 256. The worker refuses other models, and its error names the size.
+Quire's kernels for GPUs have the same features as its kernels for CPUs, with one exception: the size of an attention
+head must be a multiple of 16, and at most 256. On a GPU, the worker refuses other models, and its error names the
+size.
 
 Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
 only Llama and Qwen3 models, and SmolLM2 (a Llama model) from its GGUF file. In the Transformers backend, we have run
