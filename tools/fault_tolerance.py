@@ -30,8 +30,8 @@ def table(record: dict[str, Any]) -> str:
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. After {total['kept']} faults,"
         f" pages or leases were still held. The test itself failed at {total['failed']} faults.\n\n"
-        f"For 99% of the faults with *, a router noticed the fault within {record['detection_p99_s']:.2f} s, or all"
-        f" streams went on within this time. For 99% of all faults, all streams went on within"
+        f"For 99% of the faults marked with *, a router noticed the fault within {record['detection_p99_s']:.2f} s, or"
+        f" all streams went on within this time. For 99% of all faults, all streams went on within"
         f" {record['pause_p99_s']:.2f} s.\n"
     )
     for title, group in record["groups"].items():

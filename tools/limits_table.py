@@ -316,7 +316,7 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In these products, the logprobs per token include the token's own logprob. If a request has no"
+    yield "In the table, the logprobs per token include the token's own logprob. If a request has no"
     yield f"`max_tokens`, each answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
     yield ""
     yield "## Limits of connections, calls and bodies"
