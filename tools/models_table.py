@@ -90,8 +90,8 @@ table. The tests convert tiny models of that family to GGUF files of these model
 results.
 
 llama.cpp's converter changes some models:
-- GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not have the
-  model's sliding window.
+- GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not contain
+  the model's sliding window, so Quire computes full attention.
 - GGUF files of SmolLM3 do not tell which layers have no rotary embedding. As llama.cpp does, Quire leaves out the
   rotary embedding in every fourth layer.
 - GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
@@ -110,7 +110,7 @@ ms instead of 23 ms ([log](../bench/LOG.md)).
 
 On a GPU, the worker makes the Transformers backend faster in two ways:
 - The worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers, and rotations of
-  queries and keys. It replaces a part only if the kernel computes the same for random input.
+  queries and keys. It replaces a part only if the kernel and the part compute the same results from random input.
 - The worker captures steps in CUDA graphs, if a replayed graph computes the same as a new pass. Otherwise it logs the
   reason, and runs steps kernel by kernel.
 
