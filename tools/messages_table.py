@@ -81,8 +81,8 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Inference.ListModels": (_SMALL, ("64 KiB for each served model name", "the configuration lists the names")),
     "Scheduler.Session": (
         (
-            f"{size(SESSION_BYTES)}, and one more entry. The entry is a Handover, or a Submit: 4 bytes per token, "
-            f"logit controls, and a ticket with {_TICKET}",
+            f"{size(SESSION_BYTES)} of entries, and one more entry. An entry is a Handover or a Submit. A Submit has "
+            f"4 bytes per token, logit controls, and a ticket with {_TICKET}",
             "session_outgoing.py, `--max-body-bytes` and the model's context",
         ),
         (
