@@ -42,9 +42,9 @@ def inspect(container: str) -> dict[str, Any]:
 
 
 def address_of(container: str) -> str:
-    """Return the first address of a container on its bridge networks."""
+    """Return the first address of a container on its bridge networks; empty if it has none because it has ended."""
     networks: Mapping[str, Mapping[str, Any]] = inspect(container)["NetworkSettings"]["Networks"]
-    return next(str(each["IPAddress"]) for each in networks.values() if each["IPAddress"])
+    return next((str(each["IPAddress"]) for each in networks.values() if each["IPAddress"]), "")
 
 
 def process_of(container: str) -> int:

@@ -1,0 +1,88 @@
+"""Each distribution declares the packages that its modules import, so that an installation of it alone can start."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.test_house_rules import ROOT, sources
+
+# A distribution's folder, and its package in that folder.
+DISTRIBUTIONS = {"quire": (".", "quire")} | {
+    f"quire-{name}": (f"services/{name}", f"services/{name}/quire_{name}")
+    for name in ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
+}
+
+# Packages that a module imports without a requirement, each with the reason.
+ELSEWHERE = {
+    "quire": {
+        "huggingface_hub": "a download raises a typed error without it; the tokenizer and the worker require it",
+        "tqdm": "huggingface_hub requires it",
+        "uvloop": "`quire bench` uses asyncio without it",
+    },
+    "quire-common": {"blake3": "only the worker and the kvstore compute MACs of pages, and both require it"},
+}
+
+
+def declared(name: str) -> set[str]:
+    """The requirements of a distribution, of its extras, and of the distributions of ours that it requires."""
+    project = tomllib.loads((ROOT / DISTRIBUTIONS[name][0] / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for of in project.get("optional-dependencies", {}).values() for line in of),
+    ]
+    found: set[str] = {canonicalize_name(Requirement(line).name) for line in lines}
+    ours = (found & DISTRIBUTIONS.keys()) - {name}
+    # The extras of `quire` name all services, which require it in turn.
+    return found.union(*(declared(each) for each in ours)) if name != "quire" else found
+
+
+def imported(source: str) -> set[str]:
+    """The top-level packages that a module imports when it runs: imports for types alone are left out."""
+    return {name.partition(".")[0] for name in _imported(ast.parse(source))}
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        yield node.module
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(child)
+
+
+def undeclared(package: str, requirements: set[str], distributions: dict[str, list[str]]) -> dict[str, str]:
+    """Imported package -> a module that imports it, where no requirement brings it."""
+    found: dict[str, str] = {}
+    for path in sources(package):
+        for name in imported(path.read_text()) - sys.stdlib_module_names:
+            brings = {canonicalize_name(each) for each in distributions.get(name, [name])}
+            if not name.startswith("quire") and not brings & requirements:
+                found[name] = str(path.relative_to(ROOT))
+    return found
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_all_imports_are_declared(name: str) -> None:
+    package = DISTRIBUTIONS[name][1]
+    assert any(sources(package)), "the modules were found"
+    found = undeclared(package, declared(name), dict(packages_distributions()))
+    assert found.keys() == ELSEWHERE.get(name, {}).keys(), found
+
+
+def test_an_undeclared_import_is_found(tmp_path: Path) -> None:
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    import orjson\n"
+    assert imported(source) == {"typing", "orjson"}
+    requirements = declared("quire-tokenizer") - {"orjson"}
+    found = undeclared(DISTRIBUTIONS["quire-tokenizer"][1], requirements, dict(packages_distributions()))
+    assert found == {"orjson": "services/tokenizer/quire_tokenizer/chat/render_pool.py"}
