@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,16 @@ def image_name(target: str) -> str:
     return f"localhost/quire/{target}:{(ROOT / 'VERSION').read_text().strip()}"
 
 
+def parts_hash() -> str:
+    """Return a hash of the files of which images are made: Quire's wheels, the lock of packages and the scripts."""
+    folder = CONTAINERFILE.parent
+    files = [*sorted((ROOT / "dist").glob("*.whl")), ROOT / "constraints.txt", *sorted(folder.iterdir())]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def build_image(target: str, base: str) -> str:
     """Build one target on the base image. The context is this repository, with dist/. Returns the image's name. Raises
     CalledProcessError."""
@@ -26,7 +37,8 @@ def build_image(target: str, base: str) -> str:
     network = "none" if (ROOT / "dist" / "wheelhouse").is_dir() and target != "worker-gpu" else "host"
     podman_aloud(
         *("build", "--quiet", "--format", "docker", "--network", network, "--file", str(CONTAINERFILE)),
-        *("--target", target, "--build-arg", f"BASE={base}", "--tag", image, str(ROOT)),
+        *("--target", target, "--build-arg", f"BASE={base}", "--build-arg", f"PARTS={parts_hash()}"),
+        *("--tag", image, str(ROOT)),
         timeout_s=_LIMIT_S,
     )
     return image

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -22,7 +23,7 @@ from quire_tokenizer.output_parsing.answer_parsers import choose_parsers
 from quire_tokenizer.text_cutter import may_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tokenizers import AddedToken
     from tokenizers.normalizers import Normalizer
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
 
 _NO_TOKENS: frozenset[int] = frozenset()
+# A text that is encoded when a tokenizer is loaded.
+_PROBE = "a"
 # Composing characters shortens UTF-8 to a third at most (three Hangul letters to one syllable).
 _NFC_SHRINKS = 3
 
@@ -64,7 +67,9 @@ class Vocabulary:
             )
         self.specials = {i: token.content for i, token in added.items() if token.special}
         self._special_ids = frozenset(self.specials)
-        self.guarded = GuardedTokenizer(self.tokenizer, self._tokens, added)
+        with _typed_errors(folder):
+            self.guarded = GuardedTokenizer(self.tokenizer, self._tokens, added)
+            self.guarded.encode_batch([_PROBE], add_special_tokens=True)
         self.token_variables = dict(folder.token_variables)
         self.templates = dict(folder.templates)
         self.bos_id = self._id(self.token_variables.get("bos_token", ""))
@@ -120,17 +125,27 @@ class Vocabulary:
 
 def _load(folder: ModelFolder) -> Tokenizer:
     """Make the tokenizer from tokenizer.json, without truncation and padding. Raises ConfigError."""
-    try:
+    with _typed_errors(folder):
         tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
-    except Exception as error:  # the library raises bare Exception, with the parser's message
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@contextmanager
+def _typed_errors(folder: ModelFolder) -> Iterator[None]:
+    """Raise ConfigError instead of the errors of the library tokenizers, which finds some faults of a file only when it
+    encodes. The library raises bare Exception, and PanicException, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ConfigError(
             "BAD_TOKENIZER",
             f"The tokenizer of {folder.tokenizer_file} is unusable: {error}.",
             f"Download {folder.tokenizer_file} again, or name a folder with another tokenizer.json by --tokenizer.",
         ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:

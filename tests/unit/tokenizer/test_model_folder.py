@@ -86,6 +86,18 @@ def huge_token_id(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
+def change(part: str, name: str, value: object, kind: str = "byte_level") -> Callable[[Path], None]:
+    """Set a value of a part of tokenizer.json, of a tokenizer of this kind."""
+
+    def damage(folder: Path) -> None:
+        path = folders.write_folder(folder, kind) / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        tokenizer[part][name] = value
+        path.write_text(json.dumps(tokenizer))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
@@ -99,6 +111,10 @@ def huge_token_id(folder: Path) -> None:
         (write("generation_config.json", b'{"eos_token_id": [2, 2147483648]}'), "BAD_MODEL_FILE"),
         (write("config.json", b'{"eos_token_id": -99999999999999999999}'), "BAD_MODEL_FILE"),
         (huge_token_id, "BAD_TOKENIZER"),
+        # The library finds these faults in other ways: with a panic, and only when it encodes.
+        (change("model", "continuing_subword_prefix", "longer"), "BAD_TOKENIZER"),
+        (change("model", "unk_token", "missing", "word_piece"), "BAD_TOKENIZER"),
+        (change("post_processor", "single", [{"SpecialToken": {"id": "missing", "type_id": 0}}]), "BAD_TOKENIZER"),
         (write("chat_template.jinja", b"{% if %}"), "BAD_CHAT_TEMPLATE"),
     ],
 )
