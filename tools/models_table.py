@@ -50,9 +50,10 @@ describes this language model. Quire does not load the weights of the other part
 |---|---|---|
 {rows}
 
-A test compares tiny random models of each architecture with the multimodal class of transformers. It does so for each
-way in which checkpoints of the architecture name their tensors. `--hf-overrides` replaces fields of the language
-model's config.
+A test compares tiny random models of each architecture with the multimodal class of transformers. Some architectures
+have several kinds of checkpoints, with different names of tensors. The test includes each kind.
+
+Fields in `--hf-overrides` replace the same fields of `text_config`.
 
 Some language models have no entry in the table of [architectures](#architectures). They run in the [Transformers
 backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
@@ -199,11 +200,16 @@ support. The worker then refuses the model before it reads the weights. Each err
 Quire does not support latent attention, recurrent layers, and vision and audio inputs. It also does not support OPT
 350M (other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
 
-A `config.json` of OLMo 3 that transformers 4 wrote may have one rotary embedding for all layers. Releases of
-transformers read some of these files in different ways: files with a `rope_theta` other than 500000, with a scaled
-RoPE in `rope_parameters`, or with a `rope_scaling` without `rope_type`. Quire refuses such a file. To make the file
-clear, use `--hf-overrides`: set `rope_parameters` with `full_attention` and `sliding_attention`, and set
-`rope_scaling` and `rope_theta` to null.
+An old `config.json` of OLMo 3, for example from transformers 4, may have one rotary embedding (RoPE) for all layers
+instead of one for each type of layer. Releases of transformers read three kinds of these files in different ways, so
+Quire refuses them:
+
+- files with a `rope_theta` other than 500000
+- files with a scaled RoPE in `rope_parameters`
+- files with a `rope_scaling` without `rope_type`
+
+For such a file, name both RoPEs with `--hf-overrides`: set `rope_parameters` with `full_attention` and
+`sliding_attention`, and set `rope_scaling` and `rope_theta` to null.
 
 A RoPE of type `longrope` has two lists of factors: one for short sequences and one for long sequences. transformers
 chooses the list by the present length of the sequence. The worker chooses the list once, by `--max-model-len`. If this
