@@ -76,8 +76,8 @@ tests, and follows llama.cpp's scripts. So if the GGUF test is *converted*, no o
 rows.
 
 Quire refuses a GGUF file in these cases. The error names the cause:
-- The table does not have the file's architecture.
-- Quire does not read one of the architecture's keys in the file.
+- The file's architecture is not in the table of [architectures](#architectures).
+- The file has a metadata key of its architecture that Quire does not read.
 - Quire does not know the file's pre-tokenizer. In this case, name a folder with the model's tokenizer with
   `--tokenizer`.
 
@@ -86,9 +86,9 @@ Quire knows these pre-tokenizers of byte-level vocabularies (key `tokenizer.ggml
 {pre_tokenizers}.
 
 The package transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from
-GGUF files. Like llama.cpp, Quire computes each of these models with the family that stands in the same row of the
-table. The tests convert tiny models of that family to GGUF files of these models. No other program has confirmed the
-results.
+GGUF files. The table of architectures lists each of them in the row of another model family. Like llama.cpp, Quire
+computes the model with the code of this family. For each of these models, a test converts a tiny model of the family
+to a GGUF file of that model. No other program has confirmed the results.
 
 llama.cpp's converter changes some models:
 - GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not contain
@@ -168,9 +168,9 @@ The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 - results of a sequence that depend on other sequences of the batch
 - positions that do not start at 0, as those of RoBERTa
 
-Tests cover the following architectures. Others may work too. A test runs a tiny random model of each architecture in
-this backend, and in transformers without Quire, on the CPU in float32. Greedy tokens must be equal, and logits may
-differ by 0.0001.
+Tests cover the following architectures in the Transformers backend. Other architectures may work too. A test runs a
+tiny random model of each architecture twice, on the CPU in float32: in this backend, and in transformers without
+Quire. Greedy tokens must be equal, and logits may differ by 0.0001.
 """
 _OUTRO = """## GPUs
 
