@@ -30,9 +30,9 @@ def table(record: dict[str, Any]) -> str:
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. After {total['kept']} faults,"
         f" pages or leases were still held. The test itself failed at {total['failed']} faults.\n\n"
-        f"For 99% of the faults marked with *, a router noticed the fault within {record['detection_p99_s']:.2f} s, or"
-        f" all streams went on within this time. For 99% of all faults, all streams went on within"
-        f" {record['pause_p99_s']:.2f} s.\n"
+        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. If no router"
+        f" logged such a fault, the longest pause of the streams counts instead. After 99 % of all faults, all streams"
+        f" went on within {record['pause_p99_s']:.2f} s.\n"
     )
     for title, group in record["groups"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{_HEAD}" + "".join(map(_row, group))

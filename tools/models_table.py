@@ -70,10 +70,10 @@ architectures names the test of this map:
 | transformers | As *converted*. In addition, transformers reads the file, and its results must match |
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
-All these tests compare logits and greedy tokens. The tests convert models in the same way as llama.cpp's converter.
-The names of tensors and keys come from the Python package `gguf`. The order of matrix rows is written down in the
-tests, and follows llama.cpp's scripts. So if the GGUF test is *converted*, no other program confirms the order of
-rows.
+All tests in this table compare logits and greedy tokens. They convert models in the same way as llama.cpp's converter.
+They take the names of tensors and keys from the Python package `gguf`. The order of matrix rows is written down in the
+tests, and follows llama.cpp's scripts. If an architecture has only the test *converted*, no other program has confirmed
+this order.
 
 Quire refuses a GGUF file in these cases. The error names the cause:
 - The file's architecture is not in the table of [architectures](#architectures).
@@ -179,8 +179,8 @@ head must be a multiple of 16, and at most 256. On a GPU, the worker refuses oth
 size.
 
 Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
-only Llama and Qwen3 models, and SmolLM2 (a Llama model) from its GGUF file. In the Transformers backend, we have run
-two of these models on a GPU.
+only Llama and Qwen3 models, and two models from their GGUF files: SmolLM2 (a Llama model) and Gemma 3 270M. In the
+Transformers backend, we have run one Llama model and one Qwen3 model on a GPU.
 
 ## What is refused
 
