@@ -174,9 +174,9 @@ Quire. Greedy tokens must be equal, and logits may differ by 0.0001.
 """
 _OUTRO = """## GPUs
 
-Quire's kernels for GPUs have the same features as its kernels for CPUs, with one exception: the size of an attention
-head must be a multiple of 16, and at most 256. On a GPU, the worker refuses other models, and its error names the
-size.
+Quire's kernels for GPUs run the same architectures as its kernels for CPUs, with one exception: the size of an
+attention head must be a multiple of 16, and at most 256. On a GPU, the worker refuses other models, and its error
+names the size.
 
 Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
 only Llama and Qwen3 models, and two models from their GGUF files: SmolLM2 (a Llama model) and Gemma 3 270M. In the
