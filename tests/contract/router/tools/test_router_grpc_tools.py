@@ -88,8 +88,10 @@ async def test_an_answer_is_one_text_unless_parts_are_wanted(tmp_path: Path) -> 
         assert shown(output) == (CALL % "Rome", "", [])
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("parallel", [True, False])
-async def test_a_stream_is_resumed_behind_each_response(tmp_path: Path, parallel: bool) -> None:
+async def test_a_stream_is_resumed_behind_each_response(tmp_path: Path, parallel: bool, every: int) -> None:
+    """Behind each seventh one, and in the deep tests behind each."""
     async with rig(tmp_path, FakeScheduler(finish=STOP, vocab_size=500, tokens_per_step=1)) as router:
         params = SamplingParams(max_tokens=await count(router, WRITTEN))
         asked = prompt(WRITTEN, parallel_tool_calls=parallel)
@@ -100,7 +102,7 @@ async def test_a_stream_is_resumed_behind_each_response(tmp_path: Path, parallel
             whole.add(delta)
         assert len(whole.outputs[0].tool_calls) == 1 + parallel
         assert any(delta.hidden_characters for delta in deltas) is not parallel
-        for had in range(1, len(deltas)):
+        for had in range(1, len(deltas), every):
             output = RequestOutput()
             for delta in deltas[:had]:
                 output.add(delta)
