@@ -220,8 +220,9 @@ class LLM:
                 bar.close()
 
     async def _gather(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run the coroutines, and return their results in order. The first failure ends all of them, and is raised
-        unchanged."""
+        """Run the coroutines, and return their results in order. The first failure ends all of them. Raises the first
+        QuireError among the failures, or Unavailable with the name of a service that has died. If no failure is a
+        QuireError, raises the ExceptionGroup of all failures."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work) for work in works]

@@ -100,7 +100,9 @@ class Encoder:
         in pieces, if the tokenizer allows cuts. If a text surely has more than `max_tokens` tokens, it is refused
         before all of it is encoded."""
 
-        def work(some: Sequence[str]) -> list[Ids]:
+        def encode_within_limit(some: Sequence[str]) -> list[Ids]:
+            """Encode some of the texts. Raises the error of a text with more than `max_tokens` tokens, if possible
+            before it is encoded."""
             if max_tokens:
                 for text in some:
                     self._check_bytes(text, max_tokens)
@@ -112,7 +114,7 @@ class Encoder:
             return ids
 
         if sum(map(len, texts)) <= _INLINE_CHARS:
-            return work(texts)
+            return encode_within_limit(texts)
         found: list[Ids] = []
         # Texts are encoded in groups, because the library needs some 150 bytes per token, and other requests need the
         # threads, too.
@@ -122,7 +124,7 @@ class Encoder:
                 if max_tokens and len(found[-1]) > max_tokens:
                     raise prompt_too_long(len(found[-1]), max_tokens, exact=True)
             else:
-                found += await self._pool.run(partial(work, group))
+                found += await self._pool.run(partial(encode_within_limit, group))
         return found
 
     async def _in_pieces(self, text: str, piece: Callable[[str, int, int], Ids], max_tokens: int) -> Ids:

@@ -273,8 +273,8 @@ class Tier:
             return [run for run in dict.fromkeys(write.run for write in batch) if not run.unwritten]
 
     def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
-        """Write the batch's pages that are still in RAM. Those that the backend does not keep are counted as
-        dropped."""
+        """Write the batch's pages that are still in RAM, each with its MAC if there is a key. The pages of the batch
+        that have left the RAM, or that the backend does not keep, are counted as dropped."""
         with contextlib.ExitStack() as borrowed:
             views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
             pages = [(job, framed) for job, framed in views if framed is not None]

@@ -215,8 +215,8 @@ class PrefixCache:
                         require(writers.setdefault(page, request) is request, f"page {page} has two writers")
 
     def _find(self, request: Request) -> Hit:
-        """Return the longest prefix whose pages are named or promised in every KV group. The page of the last token is
-        never part of it."""
+        """Return the longest prefix of which every KV group has all pages, each named or promised. The page of the last
+        token is never part of it."""
         identify(request, self._pools.page_size)
         most = ready = most_hits(request, self._pools.page_size)
         tables = list[list[int]]()

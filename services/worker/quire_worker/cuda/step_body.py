@@ -65,9 +65,10 @@ class StepBody:
     def launch(
         self, layout: StepLayout, edit: Edit | None = None, *, attend: Attend[TritonPlan] | None = None
     ) -> Tensor:
-        """Launch all kernels of a step whose columns are uploaded. Its tokens and finish codes go to `results`. Returns
-        the hidden rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled.
-        `attend` replaces attention, as in Decoder.forward."""
+        """Launch all kernels of a step whose columns are uploaded. Its tokens and finish codes go to `results`, its
+        logits to `logits`, and `advanced` says whether states of logits processors were updated. Returns the hidden
+        rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled. `attend`
+        replaces attention, as in Decoder.forward."""
         size = layout.size
         self.advanced = False
         views = self._views(layout)

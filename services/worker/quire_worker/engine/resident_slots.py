@@ -129,7 +129,8 @@ class ResidentSlots:
 
     def note_launch(self, slots: Int32, end: Int32, step: int, decodes: int) -> None:
         """Record the launch of a step that computes these slots up to `end` at most. From now on, the positions before
-        `end` count as computed. The first `decodes` slots decode; the others prefill."""
+        `end` count as computed. The first `decodes` slots decode already. Each of the others prefills, and decodes from
+        now on if this step reaches the end of its prefill."""
         self.table.computed[slots] = end
         if decodes < len(slots):
             chunks = slots[decodes:]

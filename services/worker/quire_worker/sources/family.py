@@ -99,7 +99,9 @@ class FamilySource(ModelSource):
         return model_digest(self.config, weights)
 
     def block_kinds(self, options: LoadOptions) -> dict[tuple[str, int], BlockKind]:
-        """The block kinds in which the model has its linear and embedding weights, by role and layer."""
+        """Return the block kinds in which the model's files store the linear and embedding weights, by role and layer.
+        With random weights, all have the same kind. Weights that the files lack, or store in a type that Quire does not
+        support, are left out."""
         matrices = [each for each in self.parameters if each.is_matrix]
         if options.load_format == "dummy":
             return {(each.role, each.layer): DUMMY_KIND for each in matrices}

@@ -94,7 +94,8 @@ class TransformersSource(ModelSource):
         return f"transformers {self.found.version}".encode()
 
     def _check_plain(self, options: LoadOptions) -> None:
-        """Raise Unsupported for options that ask for other weights than float32, on the CPU."""
+        """Raise Unsupported if `dtype` or `quantize` asks for other weights than float32. Called for the CPU, on which
+        this backend computes in float32 alone."""
         for code, option, given, plain in (
             ("UNSUPPORTED_DTYPE", "dtype", options.dtype, ("auto", "float32")),
             ("UNSUPPORTED_QUANTIZATION", "quantize", options.quantize, ("none",)),

@@ -126,8 +126,10 @@ class PeerSession(ServedSession["Export"]):
             os.close(fd)
 
     def _send_agent_metadata(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer AGENT: wait for NIXL, and send the metadata with which the peer can read the ring by itself. The NIXL
-        agent is kept until the session ends."""
+        """Answer AGENT: wait until NIXL has started, without a limit but with signs of life, and send the metadata with
+        which the peer can read the ring by itself. The NIXL agent is kept until the session ends. Raises
+        DataConnectionError if the frame is malformed, NIXL cannot start or the peer has gone, and Unavailable if the
+        engine is silent."""
         if self._agents is None or frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than that")
         agents, handle = self._agents, frame.head.handle

@@ -160,8 +160,9 @@ def _held_columns(masks: tuple[RowMasks, Tensor] | None, unused: Tensor) -> tupl
 
 
 def _search_ranges(logits: Tensor, columns: DeviceSamplingColumns, source: _Source, pdl: bool) -> tuple[Tensor, Tensor]:
-    """Return float32: the largest logit of each group [N, G], for rows with limits, and the range of logits that each
-    row keeps [N, RANGE]."""
+    """Return two float32 tensors. The first has the largest logit of each group [N, G], and only for rows with filters
+    such as top-k and top-p. The second has the range of logits that each row keeps [N, RANGE], for all rows: the
+    least and the largest kept logit, and the top_p that a later kernel still has to apply to them (1: none)."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))

@@ -91,7 +91,8 @@ class MessageParts:
         return "tool_calls" if delta.finish == STOP and delta.index in self._called else name
 
     def _shown(self, delta: Delta) -> list[TextPart]:
-        """Return the parts that the client wants, and note whether a tool was called."""
+        """Return the parts of a delta that the client wants. If a tool call begins in them, note that the delta's
+        choice has called a tool."""
         parts = shown_parts(delta, self._wants)
         if any(part.kind == PartKind.TOOL_NAME for part in parts):
             self._called.add(delta.index)

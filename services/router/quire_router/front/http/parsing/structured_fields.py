@@ -84,7 +84,7 @@ def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
     """Return the structure that vLLM's older fields ask for."""
     pattern = values.get("guided_whitespace_pattern") or ""
     return [
-        _made(kind, values[name], name, {"whitespace_pattern": pattern})
+        _structured_output(kind, values[name], name, {"whitespace_pattern": pattern})
         for name, kind in _GUIDED.items()
         if values.get(name) is not None
     ]
@@ -105,7 +105,7 @@ def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOu
         )
     if values["prompt_end"]:
         _one_of(values["prompt_end"], PROMPT_ENDS, "structured_outputs.prompt_end")
-    return [_made(kinds[0], values[kinds[0]], f"structured_outputs.{kinds[0]}", values)]
+    return [_structured_output(kinds[0], values[kinds[0]], f"structured_outputs.{kinds[0]}", values)]
 
 
 def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
@@ -138,8 +138,9 @@ def _of_schema(values: Mapping[str, Any], param: str) -> StructuredOutput:
     return StructuredOutput("json_schema", json_text(param, schema), strict=values["strict"], param=param)
 
 
-def _made(kind: str, value: Any, param: str, options: Mapping[str, Any]) -> StructuredOutput:
-    """Make the structure of one of vLLM's fields. Raises InvalidArgument for a value of a wrong type."""
+def _structured_output(kind: str, value: Any, param: str, options: Mapping[str, Any]) -> StructuredOutput:
+    """Make the structured output of one of vLLM's fields, `json` for example, from its value and the options beside it.
+    Only the value's type is checked here: the tokenizer checks its content. Raises InvalidArgument for a wrong type."""
     return StructuredOutput(
         "json_schema" if kind == "json" else kind,
         _text_of(kind, value, param),

@@ -29,8 +29,9 @@ def _keys(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Load a tile of keys and values, converted to the type of LIKE. Values past `end` may be NaN, and NaN times zero
-    is NaN, so they become zero."""
+    """Load a tile of keys and values, converted to the type of LIKE. `head` is the address of the KV head in page 0;
+    `start` is the tile's first position, and `key` the offsets in the tile. With MASKED, values past `end` become
+    zero: they may be NaN, and NaN times zero is NaN. Keys past `end` are what the page has."""
     k_at = start + key
     if PAGE % TILE == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
