@@ -21,28 +21,35 @@ DISTRIBUTIONS = {"quire": (".", "quire")} | {
     for name in ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
 }
 
-# Packages that a module imports without a requirement, each with the reason.
+# Packages that modules import without a requirement of their distribution, each with the reason.
 ELSEWHERE = {
     "quire": {
+        "cryptography": "the extra `certs`, for `quire certs`",
         "huggingface_hub": "a download raises a typed error without it; the tokenizer and the worker require it",
         "tqdm": "huggingface_hub requires it",
         "uvloop": "`quire bench` uses asyncio without it",
     },
-    "quire-common": {"blake3": "only the worker and the kvstore compute MACs of pages, and both require it"},
+    "quire-common": {
+        "blake3": "only the worker and the kvstore compute MACs of pages, and both require it",
+        "cryptography": "only the worker and the kvstore seal data connections, and both require it",
+    },
+    "quire-scheduler": {
+        "msgspec": "the extra `kv-events`",
+        "zmq": "the extra `kv-events`",
+    },
+    "quire-worker": {
+        "nixl": "the extra `nixl`",
+        "transformers": "the extra `transformers`",
+        "triton": "the extra `gpu`, and CUDA builds of torch",
+    },
 }
 
 
 def declared(name: str) -> set[str]:
-    """The requirements of a distribution, of its extras, and of the distributions of ours that it requires."""
+    """The requirements of a distribution, without extras, and of the distributions of ours that it requires."""
     project = tomllib.loads((ROOT / DISTRIBUTIONS[name][0] / "pyproject.toml").read_text())["project"]
-    lines = [
-        *project["dependencies"],
-        *(line for of in project.get("optional-dependencies", {}).values() for line in of),
-    ]
-    found: set[str] = {canonicalize_name(Requirement(line).name) for line in lines}
-    ours = (found & DISTRIBUTIONS.keys()) - {name}
-    # The extras of `quire` name all services, which require it in turn.
-    return found.union(*(declared(each) for each in ours)) if name != "quire" else found
+    found: set[str] = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    return found.union(*(declared(each) for each in found & DISTRIBUTIONS.keys()))
 
 
 def imported(source: str) -> set[str]:

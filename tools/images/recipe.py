@@ -21,10 +21,9 @@ def image_name(target: str) -> str:
 
 def parts_hash() -> str:
     """Return a hash of the files of which images are made: Quire's wheels, the lock of packages and the scripts."""
-    folder = CONTAINERFILE.parent
-    files = [*sorted((ROOT / "dist").glob("*.whl")), ROOT / "constraints.txt", *sorted(folder.iterdir())]
+    scripts = sorted(path for path in CONTAINERFILE.parent.iterdir() if path.is_file())
     digest = hashlib.sha256()
-    for path in files:
+    for path in (*sorted((ROOT / "dist").glob("*.whl")), ROOT / "constraints.txt", *scripts):
         digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,11 @@ from bench.gpu.engine import GREEDY, KINDS, rows_of
 from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu.http_load import HttpLoad
 from bench.gpu.kernel_table import roofline
-from bench.gpu.shapes import SHAPES
+from bench.gpu.model import write_config, write_shards
+from bench.gpu.shapes import SHAPES, TINY
 from bench.harness.bench_log import read_entries
+from quire_worker.loading import LoadOptions, load_model
+from quire_worker.model.parameters import parameter_specs
 from tests.gpu import check
 
 FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "tpot_ms", "host_us_per_step", "steps")
@@ -143,6 +147,36 @@ def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypat
     failed = [line for line in map(json.loads, out.read_text().splitlines()) if line.get("result") == "FAILED"]
     assert [line["check"] for line in failed[:-1]] == [f"{model} itl 32 through the services" for model in SHAPES]
     assert "of 32 requests at most 31 decoded together" in failed[0]["error"]
+
+
+def test_cold_starts_have_the_caches_that_their_names_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+
+    def started(command: list[str], *, env: dict[str, str], **more: object) -> SimpleNamespace:
+        model = Path(command[command.index("--model") + 1]).name
+        form = "dummy" if command[-2:] == ["--load-format", "dummy"] else "files"
+        did.append(f"{model} {form} {command[command.index('--num-iters') + 1]} {Path(env['TRITON_CACHE_DIR']).name}")
+        return process(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", started)
+    monkeypatch.setattr(cold_start, "write_shards", lambda *_: did.append("write"))
+    monkeypatch.setattr(cold_start, "_drop_cached", lambda folder: did.append(f"drop {folder.name}"))
+    assert check.main(["--stage", "4", "--parts", "cold_start"]) == 0
+    random, shards = "random dummy 2 kernels-random", "shards files {} kernels-shards"
+    assert did == [random, "write", shards.format(2), "drop shards", shards.format(1)]
+
+
+def test_a_model_with_written_shards_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    write_config(tmp_path, TINY, TINY.max_positions)
+    write_shards(tmp_path, 1 << 14, "cpu")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    options = LoadOptions(kv_cache_bytes=1 << 22, attention_backend="torch")
+    loaded = load_model(tmp_path, options)
+    assert loaded.facts.parameters == sum(math.prod(each.shape) for each in parameter_specs(TINY))
+    files = list(tmp_path.iterdir())
+    cold_start._drop_cached(tmp_path)
+    assert list(tmp_path.iterdir()) == files
 
 
 def test_streams_and_cold_starts(tmp_path: Path) -> None:

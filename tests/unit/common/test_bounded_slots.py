@@ -46,8 +46,9 @@ async def test_jobs_that_fail_or_are_cancelled_give_their_slot_and_place_back() 
     for task in (waiting, holding):
         task.cancel()
     await asyncio.gather(holding, waiting, return_exceptions=True)
-    with pytest.raises(ValueError, match="broken"):
-        async with slots.slot():
-            raise ValueError("broken")
+    for _ in range(2):  # as many as there may be jobs
+        with pytest.raises(ValueError, match="broken"):
+            async with slots.slot():
+                raise ValueError("broken")
     async with slots.slot():
         pass

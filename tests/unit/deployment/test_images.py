@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from quire_worker.transformers_backend.find_model import SUPPORTED_RELEASES
+from tools.images import recipe
 from tools.images.lock import LOCK, entries_for_linux, locked_versions, of_distributions, of_torch
 from tools.images.recipe import CONTAINERFILE, TARGETS
 from tools.images.run import HARDENED
@@ -118,3 +119,22 @@ def test_the_bill_of_materials_reads_what_debian_calls_itself(sbom: ModuleType, 
     release.write_text('NAME="Debian GNU/Linux"\nID=debian\n')
     assert sbom.os_release(release)["ID"] == "debian"
     assert sbom.os_release(tmp_path / "none") == {}
+
+
+def test_the_hash_of_images_parts_follows_wheels_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder beside the files, such as Python's cache, does not count."""
+    scripts, dist = tmp_path / "deploy" / "images", tmp_path / "dist"
+    for folder in (scripts, dist, scripts / "__pycache__"):
+        folder.mkdir(parents=True)
+    files = [tmp_path / "constraints.txt", dist / "quire-1-py3-none-any.whl", scripts / "install.sh"]
+    for path in files:
+        path.write_text("before")
+    monkeypatch.setattr(recipe, "ROOT", tmp_path)
+    monkeypatch.setattr(recipe, "CONTAINERFILE", scripts / "Containerfile")
+    found = {recipe.parts_hash()}
+    for path in files:
+        path.write_text("after")
+        found.add(recipe.parts_hash())
+    assert len(found) == 1 + len(files)
+    (scripts / "__pycache__" / "sbom.pyc").write_text("")
+    assert recipe.parts_hash() in found

@@ -1,4 +1,4 @@
-"""Slots of which each is held by one job at a time. Jobs wait for a slot, but only a bounded number of them."""
+"""Slots of which each is held by one job at a time. The number of jobs that hold a slot or wait for one is bounded."""
 
 from __future__ import annotations
 

@@ -269,13 +269,9 @@ def costs_of(opened: int, folder: Path) -> tuple[float, float]:
 
 
 def test_moves_that_wait_cost_the_movers_part_of_a_step_nothing(tmp_path: Path) -> None:
-    """Other work on this machine can only add to what is measured, so one attempt of several is enough."""
-
-    def is_as_cheap() -> bool:
-        few, many = costs_of(10, tmp_path), costs_of(1000, tmp_path)
-        return many[0] < few[0] + 20e-6 and many[1] < few[1] + 20e-6
-
-    assert any(is_as_cheap() for _ in range(4))
+    """Other work on this machine can only add to what is measured, so the least of several attempts counts."""
+    few, many = (np.min([costs_of(opened, tmp_path) for _ in range(3)], axis=0) for opened in (10, 1000))
+    assert (many < few + 20e-6).all()
 
 
 def test_slots_that_wait_cost_little_while_moves_of_others_fail() -> None:

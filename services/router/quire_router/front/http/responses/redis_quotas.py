@@ -65,7 +65,7 @@ class RedisQuotas:
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, ttl_ms: int, share_bytes: int) -> int:
         """Store a value that fits into the quota. First remove other values of the tenant until it fits, in the order
-        in which they expire. Returns how many of them had not expired. Raises the errors of the library redis."""
+        in which they expire. Returns how many of them had not expired."""
         removed: int = await self._put(
             keys=_keys(tenant, response_id),
             args=[response_id, value, ttl_ms, share_bytes, response_key(tenant, "")],

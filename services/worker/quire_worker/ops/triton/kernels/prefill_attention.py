@@ -31,7 +31,7 @@ def _keys(
 ):
     """Load a tile of keys and values, converted to the type of LIKE. `head` is the address of the KV head in page 0;
     `start` is the tile's first position, and `key` the offsets in the tile. With MASKED, values past `end` become
-    zero: they may be NaN, and NaN times zero is NaN. Keys past `end` are what the page has."""
+    zero: they may be NaN, and NaN times zero is NaN. Keys past `end` are arbitrary: the caller masks their scores."""
     k_at = start + key
     if PAGE % TILE == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
