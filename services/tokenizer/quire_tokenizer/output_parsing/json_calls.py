@@ -77,6 +77,13 @@ class JsonCall:
         return self._scanner.in_string
 
     @property
+    def may_be_text(self) -> bool:
+        """Whether the object may turn out to be text, and the next character is not within arguments. Then a marker is
+        no part of it."""
+        in_arguments = self._state == self._in_value and self._key in _ARGUMENT_KEYS
+        return self._accept is not None and not self.named and not in_arguments
+
+    @property
     def raw(self) -> str:
         """The text so far of a call that has no name yet."""
         return "".join(self._raw)
@@ -273,9 +280,11 @@ class JsonToolParser:
     def parse_marker(self, marker: str) -> None:
         if self._body is None:
             self.parse_text = self._content.write
-        if self._call is not None and self._call.in_string:
+        call = self._call
+        begins = marker in self._format.begins
+        if call is not None and call.in_string and not (begins and call.may_be_text):
             self._in_body(marker)
-        elif marker in self._format.begins:
+        elif begins:
             self._give_up()
             self._begin(marker)
             self._marked = True

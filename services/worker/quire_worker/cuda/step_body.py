@@ -67,8 +67,8 @@ class StepBody:
     ) -> Tensor:
         """Launch all kernels of a step whose columns are uploaded. Its tokens and finish codes go to `results`, its
         logits to `logits`, and `advanced` says whether the step got so far that it cannot be launched again. Returns
-        the hidden rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled. `attend`
-        replaces attention, as in Decoder.forward."""
+        the hidden rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled.
+        `attend` replaces attention, as in Decoder.forward."""
         size = layout.size
         self.advanced = False
         views = self._views(layout)

@@ -130,6 +130,18 @@ def test_calls_come_back_whatever_the_pieces(
     assert parse(parsers, [written]) == parts
 
 
+@pytest.mark.parametrize("text", ['{"', '{"na', '{"name": "', '{"name": "get_', '{"type": "f'])
+def test_an_object_that_is_cut_off_by_a_marker_is_content(text: str) -> None:
+    written = text + '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}'
+    for pieces in (written, [written]):
+        assert summary(parse(tool_parsers("llama3_json"), pieces)) == (text, [("get_weather", {"city": "Rome"})])
+
+
+def test_a_marker_in_arguments_before_the_name_is_text() -> None:
+    written = '{"parameters": {"city": "<|python_tag|>"}, "name": "get_weather"}'
+    assert summary(parse(tool_parsers("llama3_json"), written)) == ("", [("get_weather", {"city": "<|python_tag|>"})])
+
+
 def _as_xml(value: object) -> object:
     """Values that these families can write: strings without their tags, and without a line break at either end."""
     if isinstance(value, str):
