@@ -66,7 +66,7 @@ def write_shards(folder: Path, shard_bytes: int, device: str) -> None:
     shard: dict[str, torch.Tensor] = {}
     specs = parameter_specs(family.build_spec(architecture, config))
     for spec in specs:
-        name = family.names[spec.role].format(layer=spec.layer)
+        name = family.tensor_name(spec.role, spec.layer)
         weights = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
         shard[name] = weights.normal_(0, _DEVIATION, generator=generator).cpu()
         if spec is specs[-1] or sum(each.nbytes for each in shard.values()) >= shard_bytes:

@@ -74,9 +74,7 @@ def random_tensors(folder: Path) -> dict[str, torch.Tensor]:
     architecture, family = find_family(config)
     generator = torch.Generator().manual_seed(3)
     return {
-        family.names[each.role].format(layer=each.layer): torch.randn(each.shape, generator=generator)
-        .mul(0.1)
-        .bfloat16()
+        family.tensor_name(each.role, each.layer): torch.randn(each.shape, generator=generator).mul(0.1).bfloat16()
         for each in parameter_specs(family.build_spec(architecture, config))
     }
 
