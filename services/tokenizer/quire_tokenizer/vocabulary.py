@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from quire_common.columns import MAX_I32
 from quire_common.errors import ConfigError
 from quire_tokenizer.chat.thinking_marks import find_marks
 from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
     from quire_tokenizer.model_folder import ModelFolder
     from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
 
+# Ids are below this. The tables of a vocabulary have an entry for each id, so that one token with a huge id would fill
+# the memory. The largest vocabularies of published models have 262,144 tokens.
+MAX_VOCABULARY = 1 << 22
 _NO_TOKENS: frozenset[int] = frozenset()
 # A text that is encoded when a tokenizer is loaded.
 _PROBE = "a"
@@ -59,10 +61,10 @@ class Vocabulary:
                 f"Download {folder.tokenizer_file} again.",
             )
         self.size = max(self._tokens) + 1
-        if self.size > MAX_I32:
+        if self.size > MAX_VOCABULARY:
             raise ConfigError(
                 "BAD_TOKENIZER",
-                f"{folder.tokenizer_file} has the token id {self.size - 1}; ids are less than {MAX_I32}.",
+                f"{folder.tokenizer_file} has the token id {self.size - 1}; ids are less than {MAX_VOCABULARY}.",
                 f"Download {folder.tokenizer_file} again.",
             )
         self.specials = {i: token.content for i, token in added.items() if token.special}

@@ -10,7 +10,7 @@ from quire_common.errors import ConfigError
 from quire_tokenizer.chat.chat_renderer import ChatRenderer
 from quire_tokenizer.chat.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.model_folder import read_model_folder
-from quire_tokenizer.vocabulary import Vocabulary
+from quire_tokenizer.vocabulary import MAX_VOCABULARY, Vocabulary
 from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders
 
@@ -82,7 +82,7 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
 def huge_token_id(folder: Path) -> None:
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["vocab"]["zzz"] = 2**31
+    tokenizer["model"]["vocab"]["zzz"] = MAX_VOCABULARY
     path.write_text(json.dumps(tokenizer))
 
 
@@ -107,6 +107,7 @@ def change(part: str, name: str, value: object, kind: str = "byte_level") -> Cal
         (write("tokenizer_config.json", b"[]"), "BAD_MODEL_FILE"),
         (write("tokenizer_config.json", b"{"), "BAD_MODEL_FILE"),
         (write("tokenizer_config.json", b"[" * 100_000), "BAD_MODEL_FILE"),
+        (write("tokenizer_config.json", rb'{"bos_token": "\ud800"}'), "BAD_MODEL_FILE"),
         (write("generation_config.json", b"\xff\xfe"), "BAD_MODEL_FILE"),
         (write("generation_config.json", b'{"eos_token_id": [2, 2147483648]}'), "BAD_MODEL_FILE"),
         (write("config.json", b'{"eos_token_id": -99999999999999999999}'), "BAD_MODEL_FILE"),
