@@ -20,11 +20,13 @@ from quire_tokenizer.detokenize.token_pieces import BYTE_ALPHABET, build_pieces,
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
 from quire_tokenizer.output_parsing.answer_parsers import choose_parsers
 from quire_tokenizer.text_cutter import may_cut
+from quire_tokenizer.text_growth import LARGEST_GROWTH, largest_growth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from tokenizers import AddedToken
+    from tokenizers.decoders import Decoder
     from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -69,6 +71,7 @@ class Vocabulary:
             )
         self.specials = {i: token.content for i, token in added.items() if token.special}
         self._special_ids = frozenset(self.specials)
+        _check_growth(folder, self.tokenizer)
         with _typed_errors(folder):
             self.guarded = GuardedTokenizer(self.tokenizer, self._tokens, added)
             self.guarded.encode_batch([_PROBE], add_special_tokens=True)
@@ -168,11 +171,26 @@ def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added:
     return longest * (_NFC_SHRINKS if normalizers else 1)
 
 
-def _pipeline_steps(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
+def _check_growth(folder: ModelFolder, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError if this tokenizer can make a text too many times longer."""
+    growth = max(
+        largest_growth(_pipeline_steps(tokenizer.normalizer) + _pipeline_steps(tokenizer.pre_tokenizer)),
+        largest_growth(_pipeline_steps(tokenizer.decoder)),
+    )
+    if growth > LARGEST_GROWTH:
+        raise ConfigError(
+            "BAD_TOKENIZER",
+            f"The steps of {folder.tokenizer_file} can make a text {growth:.0f} times longer or more; {LARGEST_GROWTH} "
+            "times are accepted.",
+            "Take out steps of `normalizer`, `pre_tokenizer` or `decoder` that lengthen a text.",
+        )
+
+
+def _pipeline_steps(part: PreTokenizer | Normalizer | Decoder | None) -> list[dict[str, Any]]:
     """Return a part of the tokenizer as a list of steps, each with its `type`."""
 
     def steps(shape: dict[str, Any]) -> list[dict[str, Any]]:
-        inner = shape.get("pretokenizers") or shape.get("normalizers")
+        inner = shape.get("pretokenizers") or shape.get("normalizers") or shape.get("decoders")
         return [s for i in inner for s in steps(i)] if inner else [shape]
 
     return steps(json.loads(part.__getstate__())) if part is not None else []

@@ -86,6 +86,10 @@ def huge_token_id(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
 def change(part: str, name: str, value: object, kind: str = "byte_level") -> Callable[[Path], None]:
     """Set a value of a part of tokenizer.json, of a tokenizer of this kind."""
 
@@ -115,6 +119,9 @@ def change(part: str, name: str, value: object, kind: str = "byte_level") -> Cal
         # The library finds these faults in other ways: with a panic, and only when it encodes.
         (change("model", "continuing_subword_prefix", "longer"), "BAD_TOKENIZER"),
         (change("model", "unk_token", "missing", "word_piece"), "BAD_TOKENIZER"),
+        (change("pre_tokenizer", "pretokenizers", [_BYTE_LEVEL] * 9), "BAD_TOKENIZER"),
+        (change("normalizer", "normalizers", [_DOUBLING] * 9, "byte_fallback"), "BAD_TOKENIZER"),
+        (change("decoder", "decoders", [_DOUBLING] * 9, "byte_fallback"), "BAD_TOKENIZER"),
         (change("post_processor", "single", [{"SpecialToken": {"id": "missing", "type_id": 0}}]), "BAD_TOKENIZER"),
         (write("chat_template.jinja", b"{% if %}"), "BAD_CHAT_TEMPLATE"),
     ],
