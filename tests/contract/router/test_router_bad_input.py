@@ -201,6 +201,7 @@ TABLE = [
     ),
     chat("deep template arguments", "JSON_TOO_DEEP", "chat_template_kwargs", chat_template_kwargs={"a": nested(900)}),
     chat("a deep message", "JSON_TOO_DEEP", "messages", messages=[{"role": "user", "content": "a", "x": nested(900)}]),
+    chat("a deep choice of tools", "JSON_TOO_DEEP", "tool_choice", tool_choice=nested(900)),
     chat("top_logprobs alone", "LOGPROBS_OFF", "top_logprobs", top_logprobs=2),
     chat(
         "contradiction",

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 from quire_router.front.parameters.fields import MAX_NAME_CHARS, bad_type, json_text
@@ -114,10 +112,9 @@ def _choice(choice: Any) -> tuple[str, str]:
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type") == "function" and isinstance(name, str) and name:
             return "required", name
-    shown = orjson.dumps(choice).decode()[:50]
     raise InvalidArgument(
         "BAD_TOOL_CHOICE",
-        f"tool_choice is {shown}.",
+        f"tool_choice is {json_text('tool_choice', choice)[:50]}.",
         'Send auto, none, required, or {"type": "function", "function": {"name": ...}}.',
         param="tool_choice",
     )
