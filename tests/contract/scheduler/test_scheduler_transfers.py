@@ -94,6 +94,16 @@ async def test_ended_session_keeps_only_transfers_with_a_clients_lease() -> None
         assert s.core.stats.transfers == {"released": 1, "expired": 1}
 
 
+async def test_half_closed_session_awaits_no_handover() -> None:
+    async with stack() as s:
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(14, 8)}, DECODE)
+        await router.half_close()
+        assert router.tokens[1] == undisturbed(a_sequence(14, 8))[0]
+        await s.until_quiet()
+
+
 async def test_handover_moves_a_request_with_its_pages() -> None:
     async with both_sides() as (prefill, decode):
         here, there = await opened(prefill), await opened(decode)

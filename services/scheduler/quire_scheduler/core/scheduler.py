@@ -123,6 +123,11 @@ class Scheduler:
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
+    def end_handovers(self, session: int, now: float) -> None:
+        """Let the session's requests go on without the handovers that they await."""
+        for request in [r for (owner, _), r in self._replica.requests.items() if owner == session]:
+            self._handovers.end(request, now)
+
     def abort(self, session: int, handle: int, now: float) -> bool:
         """End a request; its session gets a row with reason ABORT. Returns False if the request has ended already."""
         request = self._replica.requests.get((session, handle))

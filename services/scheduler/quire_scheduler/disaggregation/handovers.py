@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError
 from quire_scheduler.core.request import State
+from quire_scheduler.disaggregation.handover import Handover
 
 if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_scheduler.core.lifecycle import Lifecycle
     from quire_scheduler.core.replica import Replica
     from quire_scheduler.core.request import Request
-    from quire_scheduler.disaggregation.handover import Handover
 
 
 class Handovers:
@@ -54,6 +54,11 @@ class Handovers:
             self._records.give_up(request)
             self._replica.pulls.give_up(request)
         self._go_on(request)
+
+    def end(self, request: Request, now: float) -> None:
+        """Let a request go on without the handover that it awaits, because none can come any more."""
+        if self._records.is_awaited(request):
+            self.arrived(request, Handover(give_up=True), now)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
         """Record the ticket of a request's prefill, or the message that there will be none. Only the first of these

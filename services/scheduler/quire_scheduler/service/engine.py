@@ -178,6 +178,12 @@ class Engine:
             self.core.hand_over(session, handle, handover, now_s())
             self._changed()
 
+    def end_handovers(self, session: int) -> None:
+        """Let the session's requests go on without the handovers that they await, because none can come any more."""
+        if self.core is not None:
+            self.core.end_handovers(session, now_s())
+            self._changed()
+
     def abort(self, session: int, handles: Sequence[int]) -> None:
         """End requests of the session; those that have ended already are ignored."""
         if self.core is not None:

@@ -112,8 +112,9 @@ class Session:
                 log.exception("session broke")
             self._end(as_quire_error(error))
         else:
-            # The router submits nothing more; requests that run may finish.
+            # The router submits and hands over nothing more; its requests may finish.
             self._half_closed = True
+            self._engine.end_handovers(self._number)
             self._end_if_done()
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
