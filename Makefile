@@ -174,7 +174,7 @@ $(ATHERIS): | $(INSTALLED_DEV)
 	$(PIP) --no-deps --target $@ atheris==3.0.0 || echo "atheris does not install here"
 
 .PHONY: fuzz
-fuzz: install-dev redis $(ATHERIS) ## FUZZ_INPUTS (20,000) damaged inputs for every RPC, HTTP body, frame, header, key and model file; FUZZ_SEED, FUZZ_TARGETS choose
+fuzz: install-dev redis $(ATHERIS) ## FUZZ_INPUTS (20,000) damaged inputs for every RPC, HTTP body, frame, header, key and model file; FUZZ_SEED, FUZZ_TARGETS choose, FUZZ_JOBS at a time
 	PYTHONPATH=$(ATHERIS):$${PYTHONPATH-} $(BIN)/python -m tests.fuzz
 
 .PHONY: upgrade-test

@@ -1,7 +1,8 @@
 """`python -m tests.fuzz`: all targets, each in a process of its own, and a table of what became of their inputs.
 
 FUZZ_INPUTS (20,000) are the inputs of all targets together, FUZZ_SEED (0) repeats a run by chance, FUZZ_TARGETS is a
-regular expression of names. With atheris (`make fuzz` fetches it), inputs follow what they reach; without, chance.
+regular expression of names, FUZZ_JOBS (1) targets run at a time. With atheris (`make fuzz` fetches it), inputs follow
+what they reach; without, chance.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,13 +136,16 @@ def main() -> int:
     chosen = {name: target for name, target in TARGETS.items() if wanted.search(name)}
     shares = sum(target.share for target in chosen.values())
     print(f"{inputs:,} inputs for {len(chosen)} targets, engine {engine}, seed {seed}", flush=True)
-    runs, found = [], []
-    for name, target in chosen.items():
-        mine = max(_LEAST_INPUTS, inputs * target.share // shares)
+
+    def run_one(name: str) -> TargetRun:
+        mine = max(_LEAST_INPUTS, inputs * chosen[name].share // shares)
         run = run_target(name, ROOT / "build" / "fuzz" / name, mine, seed, engine)
-        runs.append(run)
-        found += failures(run)
         print(f"{name}: {run.inputs:,} inputs in {run.seconds:.0f} s, {len(failures(run))} findings", flush=True)
+        return run
+
+    with ThreadPoolExecutor(int(os.environ.get("FUZZ_JOBS", "1"))) as jobs:
+        runs = [*jobs.map(run_one, chosen)]
+    found = [finding for run in runs for finding in failures(run)]
     print(show(runs))
     print("\n\n".join(found))
     return 1 if found else 0

@@ -28,6 +28,7 @@ _TEXT_OF_FIELDS = """
     highest_priority kept_responses_mib keys 2001-99-99 !!python/object:os.system &a *a 0x7fffffffffffffffff 1e400
     ~ <<
     """
+_MOST_LINES = 40
 _FIELDS = (*_TEXT_OF_FIELDS.split(),)
 
 
@@ -58,6 +59,7 @@ class KeyFileTarget(Target):
             lines[at] = head + b": " + choose.choice(_FIELDS).encode()
         elif choose.random() < 0.5:
             lines.insert(at, choose.choice(lines))
+            del lines[_MOST_LINES:]  # files that grow take long, and show nothing new
         else:
             lines[at] = changed_bytes(lines[at], choose)
         return b"\n".join(lines)

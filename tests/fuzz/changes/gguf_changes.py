@@ -77,7 +77,7 @@ def _changed_value(rest: bytes, choose: random.Random) -> bytes:
         case _:
             # The length stays the same: else nothing that follows is read.
             changed = bytearray(rest)
-            changed[choose.randrange(4, len(rest))] ^= 1 << choose.randrange(8)
+            changed[choose.randrange(min(4, len(rest) - 1), len(rest))] ^= 1 << choose.randrange(8)
             return bytes(changed)
 
 
