@@ -15,9 +15,10 @@ from quire_common.transport import CHANNEL_OPTIONS, verified_name, watched_crede
 def aio_channel(
     address: str, config: ServiceConfig, service: str, own: Sequence[tuple[str, int]] = ()
 ) -> grpc.aio.Channel:
-    """Open a channel for asyncio code. `address` is host:port, or dns:///name:port, whose addresses get calls in turn
-    (round robin). `service` is the name of the server's service: under TLS, the server's certificate must contain the
-    DNS name of this service. `own` has gRPC options in addition to those of all channels."""
+    """Open a channel for asyncio code, over TLS if the config names an authority. `address` is host:port, or
+    dns:///name:port, whose addresses get calls in turn (round robin). `service` is the name of the server's service:
+    under TLS, the server's certificate must contain the DNS name of this service. `own` has gRPC options in addition to
+    those of all channels. Raises ConfigError for bad TLS files."""
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
     credentials = watched_credentials(config)
     if credentials is None:
@@ -31,8 +32,8 @@ def aio_channel(
 
 
 def sync_channel(address: str, config: ServiceConfig, service: str) -> grpc.Channel:
-    """Open a channel for code on threads, with TLS if the config has it, and with the client interceptors. `service` is
-    the server's, as in `aio_channel`."""
+    """Open a channel for code on threads, over TLS if the config names an authority, with the client interceptors.
+    `service` is the server's, as in `aio_channel`. Raises ConfigError for bad TLS files."""
     credentials = watched_credentials(config)
     if credentials is None:
         channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)

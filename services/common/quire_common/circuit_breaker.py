@@ -50,11 +50,13 @@ class CircuitBreaker:
         return self._failures < self._max_failures
 
     def can_try(self) -> bool:
-        """Whether a caller may try now."""
+        """Return whether a caller may try now: the breaker is closed, or the pause since the last failure or probe is
+        over."""
         return self.closed or self._clock() >= self._retry_at_s
 
     def begin_try(self) -> None:
-        """Note that a caller tries. While the breaker is open, no other caller may try before another pause is over."""
+        """Note that a caller tries. While the breaker is open, this try is the probe, and no other caller may try
+        before another pause is over."""
         with self._lock:
             self._begin_try()
 
@@ -68,7 +70,8 @@ class CircuitBreaker:
             return can_try
 
     def succeeded(self) -> bool:
-        """Note that a try went well, which closes the breaker. Returns whether it was open."""
+        """Note that a try went well, which closes the breaker and resets the pause. Returns whether the breaker was
+        open."""
         with self._lock:
             was_open = not self.closed
             self._failures, self._pause_s, self._is_probing = 0, self._first_pause_s, False
@@ -77,8 +80,8 @@ class CircuitBreaker:
             return was_open
 
     def failed(self) -> bool:
-        """Note that a try failed: `max_failures` in a row open the breaker, and a probe that fails doubles the pause.
-        Returns whether the breaker was closed before."""
+        """Note that a try failed: `max_failures` in a row open the breaker for the pause, and a probe that fails
+        doubles the pause, up to its maximum. Returns whether the breaker was closed before."""
         with self._lock:
             was_closed = self.closed
             self._failures += 1

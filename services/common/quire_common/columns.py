@@ -97,8 +97,8 @@ def saturated_u32(value: int) -> int:
 
 
 def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
-    """Return the common length of a group's columns. Raises InvalidArgument where they differ; `what` names the
-    group."""
+    """Return the common length of a group's columns; 0 without columns. Raises InvalidArgument if they differ; `what`
+    names the group."""
     found = set(map(len, columns.values()))
     if len(found) > 1:
         lengths = {name: len(values) for name, values in columns.items()}

@@ -46,8 +46,9 @@ def option(
     secret: bool = False,
     file_of: str = "",
 ) -> Any:
-    """Make a dataclass field that has what its flag needs: help, choices, bounds. A secret is never printed. A field
-    that is the `file_of` another names a file with the other's value, which then has no flag on the command line."""
+    """Return a dataclass field with the default and what its flag needs: help, choices and inclusive bounds. A secret
+    is never printed. `file_of` names another field: this one is then the path of a file with that field's value, so
+    that it need not be on the command line."""
     metadata = {
         "help": help_text,
         "choices": choices,
@@ -96,15 +97,16 @@ class ServiceConfig:
 def load_config(
     cls: type[C], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> C:
-    """Build the service's config. Raises ConfigError, or exits after printing for `--help`, `--version` and flag
-    syntax."""
+    """Build the service's config from flags, environment and file, in that order of precedence; what none of them gives
+    has its default. Raises ConfigError, or exits after printing for `--help`, `--version` and flag syntax."""
     return cls(**{name: value for name, (value, _) in _collect(cls, service, argv, environ).items()})
 
 
 def explain_config(
     cls: type[Any], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return, for every option, its value with secrets masked, where that came from, its default and its help."""
+    """Return, for every option, its name, its value with secrets masked, the source of the value (`default` if none
+    gave it), its default and its help. Raises ConfigError as `load_config` does."""
     found = _collect(cls, service, argv, environ)
     explained = []
     for field in dataclasses.fields(cls):
@@ -124,8 +126,9 @@ def explain_config(
 def _collect(
     cls: type[Any], service: str, argv: Sequence[str] | None, environ: Mapping[str, str] | None
 ) -> dict[str, tuple[Any, str]]:
-    """Return the values that were given, each with its source: a flag wins over the environment, and that over the
-    file. Raises ConfigError."""
+    """Return the values that were given, by option, each with the name of its source: a flag wins over the environment,
+    and that over the file. Values of secrets' files are read too. Raises ConfigError for unknown names and bad
+    values."""
     environ = os.environ if environ is None else environ
     fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -160,7 +163,8 @@ def _collect(
 def _read_secret_files(
     values: dict[str, tuple[Any, str]], fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> None:
-    """Give each option whose file is named the content of the file. Raises ConfigError, also where both are given."""
+    """For each option that names the file of a secret, set the secret to the content of that file, in `values`. Raises
+    ConfigError, also where a secret and its file are both given."""
     for name, field in fields.items():
         path, source = values.get(name, ("", ""))
         secret = field.metadata.get("file_of")
@@ -189,7 +193,7 @@ def read_secret(path: str) -> str:
 
 
 def describe(config: object) -> dict[str, Any]:
-    """Values as they may be logged: secrets masked."""
+    """Return the values of all options as they may be logged: secrets and passwords in URLs masked."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]  # a dataclass instance by contract
     return {field.name: _shown(field, getattr(config, field.name)) for field in fields}
 
@@ -204,7 +208,8 @@ def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """Split `host:port` in two. Raises ConfigError that names `what`."""
+    """Split `host:port` in two, without the brackets of an IPv6 host. Raises ConfigError that names `what` for any
+    other form, and for a port above 65535."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("BAD_ADDRESS", f"{what} is {address!r}, which is not host:port.", "Write 127.0.0.1:8000.")
@@ -214,7 +219,8 @@ def split_address(address: str, what: str) -> tuple[str, int]:
 def _parser(
     cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
-    """Make the parser, with --config and one flag for each option."""
+    """Make the argument parser, with --config, --version and one flag for each option. A flag that is not given is
+    None; values stay texts, but boolean options get --flag and --no-flag."""
     parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default=_config_file(), help="YAML file with the same keys")
     version = f"quire-{service} {installed_version(f'quire-{service}')}"
@@ -243,7 +249,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
-    """Read the file, and return its section for the service, or all of it where it has none. Raises ConfigError."""
+    """Read the file, and return its section for the service, or all of it where it has none; empty for an empty file.
+    Raises ConfigError for a file that cannot be read, is not YAML or holds no mapping."""
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -262,8 +269,8 @@ def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> Con
 
 
 def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) -> Any:
-    """Convert a given value to the option's type, and check its choices and bounds. Raises ConfigError that names the
-    source."""
+    """Return a given value in the option's type, after checking its choices and bounds. Raises ConfigError that names
+    the source, also for a secret that is empty."""
     try:
         value = _parse(raw, hint)
     except (TypeError, ValueError, OverflowError) as error:
@@ -283,7 +290,8 @@ def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) ->
 
 
 def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, float | None]:
-    """Return the least and the greatest value of an option of this type; None where there is no bound."""
+    """Return the least and the greatest value of an option of this type; None where there is no bound. A number without
+    a maximum of its own gets one by the unit in its name (`_bytes`, `_ms`, `_s`), else the greatest int32 or float."""
     low, high = field.metadata.get("min"), field.metadata.get("max")
     kinds = {hint, *typing.get_args(hint)}
     if high is None and kinds & {int, float}:
@@ -293,7 +301,8 @@ def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, f
 
 
 def _parse(raw: Any, hint: Any) -> Any:
-    """Convert text, or a value from YAML, to the type. Raises ValueError or TypeError."""
+    """Convert text, or a value from YAML, to the type: bool, int, float, tuple of texts (comma separated) or text. An
+    empty value of an optional type is None. Raises ValueError or TypeError."""
     if isinstance(hint, types.UnionType):
         if raw is None or raw == "":
             return None
@@ -320,7 +329,8 @@ def _parse(raw: Any, hint: Any) -> Any:
 
 
 def parse_object(text: str, option: str) -> dict[str, Any]:
-    """Return the JSON object that an option's value is. Raises ConfigError that names the option."""
+    """Parse an option's value as JSON, and return it. Raises ConfigError that names the option unless it is a JSON
+    object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

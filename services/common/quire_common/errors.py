@@ -150,7 +150,7 @@ class Internal(QuireError):
 
 
 def _sendable(text: str) -> str:
-    """Return text that protobuf can carry: cut to the limit, with lone surrogates, which quoted JSON may have,
+    """Return text that protobuf can carry: cut to 2000 characters, with lone surrogates, which quoted JSON may have,
     escaped."""
     return text[:_MAX_TEXT].encode(errors="backslashreplace").decode()
 
@@ -194,7 +194,8 @@ def internal_error() -> Internal:
 
 
 def as_quire_error(error: BaseException) -> QuireError:
-    """Return the typed form of any exception: ours as it is, a peer's decoded, everything else INTERNAL."""
+    """Return the typed form of any exception: ours as it is, a gRPC error of a peer decoded (see `from_rpc_error`),
+    everything else the generic INTERNAL error without details."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, grpc.RpcError):
@@ -223,7 +224,8 @@ def trailing_metadata(error: QuireError) -> Sequence[tuple[str, bytes]]:
 
 
 def from_rpc_error(error: grpc.RpcError) -> QuireError:
-    """Decode a peer's failure; a status without our ErrorInfo becomes the class of its code, with a generic fix."""
+    """Decode a peer's failure. If its trailer has our rich status, the result is the peer's own error. Otherwise it is
+    the class of its gRPC code (CANCELLED: Unavailable, unknown codes: Internal), with a generic fix."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
@@ -235,7 +237,8 @@ def from_rpc_error(error: grpc.RpcError) -> QuireError:
 
 
 def from_status(status: status_pb2.Status) -> QuireError:
-    """Decode the error that `to_status` encoded."""
+    """Decode the error that `to_status` encoded, with code, fix, param and retry time. The class follows from the gRPC
+    code; Internal for an unknown one."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -260,7 +263,7 @@ def to_message(error: QuireError) -> common_pb2.RequestError:
 
 
 def from_message(message: common_pb2.RequestError) -> QuireError:
-    """The inverse of `to_message`."""
+    """Decode the error that `to_message` encoded; Internal for an unknown gRPC code."""
     cls = _BY_NUMBER.get(message.grpc_code, Internal)
     return cls(message.code, message.message, message.fix, param=message.param, retry_after_s=message.retry_after_s)
 

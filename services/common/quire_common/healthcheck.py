@@ -30,7 +30,8 @@ class HealthcheckConfig(ServiceConfig):
 
 
 def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> bool:
-    """Whether grpc.health.v1 at `address` (host:port) reports SERVING for the name within two seconds."""
+    """Return whether grpc.health.v1 at `address` (host:port) reports SERVING for the name within two seconds, over TLS
+    if the config names an authority. False if it cannot be reached."""
     credentials = channel_credentials(config)
     named = [verified_name(config.service)] if config.service else []
     if config.server_name:

@@ -58,7 +58,7 @@ class LogitControls:
 
     @property
     def token_span(self) -> tuple[int, int]:
-        """The lowest and the highest token id that the lists name; (0, 0) where they name none."""
+        """The lowest and the highest token id that the lists name; (0, 0) where they name none. Computed once."""
         if self.derived.span is None:
             biased = [token for token, _bias in self.logit_bias]
             named = [ids for ids in (biased, self.allowed_token_ids, *self.bad_words) if ids]
@@ -75,7 +75,8 @@ _SHARED: Final[WeakValueDictionary[bytes, LogitControls]] = WeakValueDictionary(
 
 
 def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> None:
-    """Write the controls into the message. Those with lists are encoded once for all sequences that share them."""
+    """Write the controls into the message, which has none yet. Those with lists are encoded once for all sequences that
+    share them."""
     if not controls.has_lists:
         _write(controls, message)
         return
@@ -127,26 +128,27 @@ def _read(message: pb.SamplingParams) -> LogitControls:
 
 
 def control_values(controls: LogitControls) -> int:
-    """Numbers in its lists: what the time grows with that it takes to check and to prepare them."""
+    """Return how many numbers the lists have; the time to check and prepare the controls grows with it."""
     return 2 * len(controls.logit_bias) + len(controls.allowed_token_ids) + sum(map(len, controls.bad_words))
 
 
 def controls_bytes(controls: LogitControls) -> int:
-    """The most bytes that these take on the wire."""
+    """Return an upper bound of the bytes that these controls take in a message."""
     biases, words = len(controls.logit_bias), controls.bad_words
     return 64 + 16 * biases + 4 * len(controls.allowed_token_ids) + sum(8 + 4 * len(word) for word in words)
 
 
 def check_controls(controls: LogitControls) -> None:
-    """Raise InvalidArgument for a value outside its range and a list that is too long."""
+    """Raise InvalidArgument for a value outside its range, an empty bad word, or a list that is too long. Controls that
+    have passed are not checked again."""
     if not controls.derived.checked:
         _check(controls)
         controls.derived.checked = True
 
 
 def _check(controls: LogitControls) -> None:
-    """Raise InvalidArgument for a penalty or a bias outside its range, an empty bad word, or a list that is too
-    long."""
+    """Raise InvalidArgument for a penalty or a bias outside its range, an empty bad word, or a list that is too long.
+    Unlike `check_controls`, checks again each time."""
     _PENALTIES.check(controls)
     for token, bias in controls.logit_bias:
         if not abs(bias) <= MAX_BIAS:
@@ -169,7 +171,8 @@ def _check(controls: LogitControls) -> None:
 
 
 def check_counts(biases: int = 0, allowed_tokens: int = 0, bad_words: int = 0, bad_word_tokens: int = 0) -> None:
-    """Raise InvalidArgument for lists with more entries than a request may have."""
+    """Raise InvalidArgument, with the list's name, for a count above its maximum: MAX_BIASES, MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS, or MAX_BAD_WORD_TOKENS of all bad words together."""
     for name, count, most in (
         ("logit_bias", biases, MAX_BIASES),
         ("allowed_token_ids", allowed_tokens, MAX_ALLOWED_TOKENS),
@@ -183,7 +186,8 @@ def check_counts(biases: int = 0, allowed_tokens: int = 0, bad_words: int = 0, b
 
 
 def check_vocabulary(controls: LogitControls, vocab_size: int) -> None:
-    """Raise InvalidArgument where a token is named that the model does not have."""
+    """Raise InvalidArgument if biases, allowed tokens or bad words name a token id outside 0 to `vocab_size` - 1; the
+    error names the list and the id."""
     lowest, highest = controls.token_span
     if lowest >= 0 and highest < vocab_size:
         return

@@ -29,7 +29,8 @@ def processors_in(capabilities: Iterable[str]) -> list[str]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise TooLarge for more, or longer, names than a request may have."""
+    """Raise TooLarge if a request names more logits processors than it may (MAX_PROCESSORS), or one by more than
+    MAX_NAME_CHARS characters."""
     if len(names) > MAX_PROCESSORS or max(map(len, names), default=0) > MAX_NAME_CHARS:
         raise TooLarge(
             "TOO_MANY_ITEMS",

@@ -156,8 +156,9 @@ def chain_hashes(
     parent: bytes = b"",
     first_position: int = 0,
 ) -> list[bytes]:
-    """Return the hash of every full page of the tokens. To continue a chain, pass the tokens after the page `parent`;
-    the first of them is at `first_position`."""
+    """Return the hash of every full page of the tokens, 32 bytes each; a partial last page has none. To continue a
+    chain, pass the tokens after the page `parent`; the first of them is at `first_position`. Raises InvalidArgument for
+    a parent of another length than 32."""
     if len(parent) not in (0, HASH_BYTES):
         raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
     data = np.asarray(token_ids, dtype="<i4").tobytes()
@@ -179,7 +180,8 @@ def chain_hashes(
 
 
 def namespace_digest(model: str, model_digest: bytes, kv_dtype: str, layout: str, page_size: int) -> bytes:
-    """Return the namespace of a pool: sha256 over length-framed fields. `model_digest` covers weights and config."""
+    """Return the namespace of a pool, 32 bytes: sha256 over the length-framed arguments. `model_digest` covers weights
+    and config."""
     digest = hashlib.sha256(b"quire namespace 1")
     for field in (model.encode(), model_digest, kv_dtype.encode(), layout.encode(), str(page_size).encode()):
         digest.update(struct.pack("<I", len(field)) + field)
@@ -204,7 +206,8 @@ class PageHeader:
 
     @classmethod
     def unpack(cls, framed: PageBytes) -> PageHeader:
-        """Decode a header. Raises PageCorrupt where it is none of ours. The body is not looked at."""
+        """Decode the header at the beginning of a framed page. Raises PageCorrupt if it is too short or no header of
+        this version, or its checksum algorithm is unknown. The body is not looked at."""
         view = _bytes(framed)
         if len(view) < HEADER_BYTES:
             raise PageCorrupt(f"{len(view)} bytes are not a page header")
@@ -235,8 +238,9 @@ def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = 
 
 
 def authenticate_page(head: memoryview, body: PageBytes, mac: PageMac) -> None:
-    """Write the page's MAC under the first key into its header, unless it has one. Other threads may read the page or
-    do the same at the same time. So the key's number, which says that there is a MAC, is written last."""
+    """Write the page's MAC under the first key into its header, unless the header names that key already. Other threads
+    may read the page or do the same at the same time. So the key's number, which says that there is a MAC, is written
+    last."""
     if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] == mac.key_number:
         return
     _write_mac(head, body, mac)
@@ -251,12 +255,13 @@ def repair_mac(head: memoryview, body: PageBytes, mac: PageMac) -> None:
 
 
 def split_page(framed: memoryview) -> tuple[memoryview, memoryview]:
-    """The header and the body of a framed page."""
+    """Return views of the header and the body of a framed page."""
     return framed[:HEADER_BYTES], framed[HEADER_BYTES:]
 
 
 def is_authentic(head: PageBytes, body: PageBytes, mac: PageMac) -> bool:
-    """Whether a page has a MAC under one of the keys."""
+    """Return whether the page's MAC is right under the key that its header names; False if it has no MAC, or one of an
+    unknown key."""
     head = _bytes(head)
     (number,) = _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)
     return mac.verify(number, bytes(head[_MAC_AT : _HEADER.size]), _covered(head), _bytes(body))
@@ -322,7 +327,8 @@ def _bytes(data: PageBytes) -> memoryview:
 
 
 def _pack(header: PageHeader) -> bytes:
-    """Pack a page's header but for its checksum. Raises ValueError for a dtype of more than 16 characters."""
+    """Pack a page's header, all 120 bytes before the checksum. Raises ValueError for a dtype of more than 16
+    characters."""
     name, key = header.dtype.encode("ascii"), header.key
     if len(name) > 16:
         raise ValueError(f"the dtype name {header.dtype!r} is longer than 16 bytes")
@@ -349,7 +355,8 @@ def _write_mac(head: memoryview, body: PageBytes, mac: PageMac) -> None:
 
 
 def _covered(head: Buffer) -> bytes:
-    """What checksum and MAC cover of a header."""
+    """Return the bytes of a header that checksum and MAC cover: all up to the checksum, with the MAC and its key's
+    number as zeros."""
     covered = bytearray(memoryview(head)[: _HEADER.size])
     remove_mac(memoryview(covered))
     return bytes(covered)
@@ -371,7 +378,8 @@ def _first_page_extras(extras: PageExtras) -> bytes:
 
 
 def _media_extras(spans: Iterable[MediaSpan], first_position: int, page_size: int, pages: int) -> dict[int, bytes]:
-    """Return, by page index, the bytes that name the media on the page, for its hash."""
+    """Return, by page index, the bytes that enter the page's hash for the media on it, in order of start. Only the
+    first `pages` pages count; the first of them begins at `first_position`. A page without media has no entry."""
     frames: dict[int, bytes] = {}
     for span in sorted(spans, key=lambda span: span.start):
         begin, end = span.start - first_position, span.start + span.length - first_position

@@ -22,7 +22,8 @@ class RepetitionDetection:
 
 
 def check_repetition(detection: RepetitionDetection) -> None:
-    """Raise InvalidArgument for sizes and a count that are out of bounds."""
+    """Raise InvalidArgument unless min_pattern_size <= max_pattern_size, the latter is 1 to MAX_PATTERN_SIZE tokens,
+    and min_count is 2 to MAX_PATTERN_COUNT."""
     most, least, count = detection.max_pattern_size, detection.min_pattern_size, detection.min_count
     if not 0 <= least <= most or not 1 <= most <= MAX_PATTERN_SIZE or not 2 <= count <= MAX_PATTERN_COUNT:
         raise InvalidArgument(
@@ -44,7 +45,8 @@ def repetition_to_pb(detection: RepetitionDetection) -> pb.RepetitionDetection:
 
 
 def repetition_from_pb(message: pb.RepetitionDetection) -> RepetitionDetection | None:
-    """Decode the rule; None where a greatest size of 0 asks for none, as in vLLM. Raises InvalidArgument."""
+    """Decode and check the rule; None if both sizes are 0, which asks for none, as in vLLM. Raises InvalidArgument for
+    values out of bounds."""
     if not message.max_pattern_size and not message.min_pattern_size:
         return None
     detection = RepetitionDetection(message.max_pattern_size, message.min_pattern_size, message.min_count)

@@ -124,7 +124,8 @@ def context_to_pb(context: RequestContext) -> pb.RequestContext:
 
 
 def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None:
-    """Write the context into an empty message, which saves the copy that a message built apart would need."""
+    """Write the context into an empty message, which saves the copy that a message built apart would need. A deadline
+    is written as the remaining time."""
     message.request_id = context.request_id
     message.attempt = context.attempt
     message.tenant = context.tenant
@@ -138,7 +139,8 @@ def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None
 
 
 def context_from_pb(message: pb.RequestContext) -> RequestContext:
-    """Decode a context. Raises TooLarge for a text that no request needs."""
+    """Decode a context. A remaining time becomes a deadline on this process's clock, and the weight is brought within 1
+    to MAX_WEIGHT. Raises TooLarge for a text of more than MAX_TEXT_CHARS characters."""
     context = RequestContext(
         message.request_id,
         message.attempt,
@@ -155,14 +157,14 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
 
 
 def _time_left_ms(deadline_s: float) -> int:
-    """Return the milliseconds until the deadline, rounded up; 0 where it has passed."""
+    """Return the milliseconds until the deadline, rounded up and at most 2^32 - 1; 0 where the deadline has passed."""
     left_ms = math.ceil((deadline_s - time.monotonic()) * 1000)
     return min(max(left_ms, 0), _MAX_TIME_LEFT_MS)
 
 
 def _deadline_s(message: pb.RequestContext) -> float:
-    """Return the deadline on this process's monotonic clock; infinite if there is none. It depends on the wall clock
-    only if the peer sends no remaining time."""
+    """Return the deadline on this process's monotonic clock; infinite if the message has none. The remaining time
+    decides; a wall-clock deadline counts only if the peer sends no remaining time."""
     if message.HasField("time_left_ms"):
         return time.monotonic() + message.time_left_ms / 1000
     if message.deadline_unix_ms:
@@ -214,8 +216,8 @@ def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
 
 
 def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
-    """Decode a sequence. Raises InvalidArgument for bad parameters, Unsupported for what the contract has room for but
-    no engine does yet."""
+    """Decode a sequence; segments of token ids are joined. Raises InvalidArgument or TooLarge for bad parameters,
+    Unsupported for what the contract has room for but no engine does yet."""
     _refuse_unsupported(message)
     _check_text("cache_salt", message.cache_salt)
     ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
@@ -239,7 +241,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
-    """Decode and check the sampling parameters. Raises InvalidArgument that names the parameter."""
+    """Decode and check the sampling parameters. Raises InvalidArgument or TooLarge that names the parameter."""
     check_names(message.logits_processors)  # before a tuple of millions is made
     sampling = Sampling(
         **_NUMBERS.from_pb(message),
@@ -255,7 +257,8 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise InvalidArgument for a value outside its range, which NaN always is, TooLarge for too many logprobs."""
+    """Raise InvalidArgument for a number outside its range, which NaN always is, a seed that is no unsigned 64-bit
+    integer, or bad controls. Raise TooLarge for more than MAX_LOGPROBS logprobs, or too many logits processors."""
     for name, asked in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if asked > MAX_LOGPROBS:
             raise TooLarge(
@@ -290,7 +293,7 @@ def unsupported(name: str, circumstances: str = "") -> Unsupported:
 
 
 def _stop_token_ids(column: bytes) -> tuple[int, ...]:
-    """Decode the stop token ids. Raises TooLarge for too many."""
+    """Decode the stop token ids. Raises TooLarge for more than MAX_STOP_TOKEN_IDS."""
     ids = i32(column, "stop_token_ids")
     if len(ids) > MAX_STOP_TOKEN_IDS:
         raise TooLarge(
@@ -303,7 +306,7 @@ def _stop_token_ids(column: bytes) -> tuple[int, ...]:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Raise TooLarge for a text that is too long; `name` is its field."""
+    """Raise TooLarge for a text of more than MAX_TEXT_CHARS characters; `name` is its field."""
     if len(text) > MAX_TEXT_CHARS:
         raise TooLarge(
             "TEXT_TOO_LONG",
@@ -314,7 +317,8 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _refuse_unsupported(message: pb.SequenceSpec) -> None:
-    """Raise Unsupported for a kind of request, an adapter or media, which no engine does yet."""
+    """Raise Unsupported for what no engine does yet: a kind of request other than generation, an adapter, or an input
+    other than token ids."""
     if message.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
     if message.HasField("adapter"):

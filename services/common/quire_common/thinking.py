@@ -25,7 +25,8 @@ class ThinkingBudget:
 
 
 def check_thinking(thinking: ThinkingBudget, vocab_size: int) -> None:
-    """Raise InvalidArgument for a mark that has no tokens, too many, or one outside the vocabulary."""
+    """Raise InvalidArgument unless the start mark and the end mark have 1 to MAX_MARK_TOKENS tokens each, all in the
+    vocabulary."""
     for name, ids in (("start", thinking.start_ids), ("end", thinking.end_ids)):
         if not 1 <= len(ids) <= MAX_MARK_TOKENS or not all(0 <= token < vocab_size for token in ids):
             raise InvalidArgument(
@@ -44,7 +45,8 @@ def thinking_to_pb(thinking: ThinkingBudget) -> pb.ThinkingBudget:
 
 
 def thinking_from_pb(message: pb.ThinkingBudget) -> ThinkingBudget:
-    """Decode the budget, unchecked."""
+    """Decode the budget, unchecked but for the columns of ids (InvalidArgument); `max_tokens` is capped at the greatest
+    int32."""
     return ThinkingBudget(
         start_ids=tuple(i32(message.start_ids, "thinking.start_ids").tolist()),
         end_ids=tuple(i32(message.end_ids, "thinking.end_ids").tolist()),

@@ -85,7 +85,8 @@ class KvTransfer:
     refusal: QuireError | None = None
 
     def check(self) -> None:
-        """Raise InvalidArgument where one request is to be prefilled alone and to take over another side's prefill."""
+        """Raise InvalidArgument if the request is to be prefilled here alone, and at the same time has or awaits a
+        ticket of another side's prefill."""
         if self.prefill_only and (self.ticket or self.refusal or self.await_handover):
             raise InvalidArgument(
                 "BAD_TRANSFER",
@@ -115,8 +116,9 @@ def compatibility_digest(geometry: PageGeometry) -> bytes:
 
 
 def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
-    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards must be equal too, since
-    a transfer agent takes each rank's part of a page as that rank has it."""
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES unless the pages of the two engines are interchangeable; the error
+    names the first field that differs. Shards must be equal too, since a transfer agent takes each rank's part of a
+    page as that rank has it."""
     _compare("page_size", theirs.page_size, ours.page_size)
     _compare("number of KV groups", len(theirs.groups), len(ours.groups))
     for index, (their, our) in enumerate(zip(theirs.groups, ours.groups, strict=True)):
@@ -127,7 +129,7 @@ def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
 
 
 def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
-    """Encode a ticket."""
+    """Encode a ticket, with the compatibility digest of its geometry. The transfer's id is also the lease's name."""
     pages = geometry_to_pb(ticket.geometry)
     return scheduler_pb2.Ticket(
         transfer_id=ticket.transfer_id,
@@ -149,7 +151,8 @@ def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
 
 
 def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
-    """Decode a ticket. Raises InvalidArgument for one that contradicts itself."""
+    """Decode a ticket. Raises InvalidArgument if the transfer id is missing, a hash is not 32 bytes long, the tail is
+    no partial page, or the digest is of another geometry."""
     compatibility = message.compatibility
     geometry = geometry_from_pb(
         common_pb2.PageGeometry(
@@ -182,13 +185,13 @@ def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
 
 
 def _cut(group: KvGroup) -> str:
-    """Which rank has which bytes of a page."""
+    """Return a text that says which rank holds which bytes of a page; without shards, rank 0 holds all."""
     shards = group.shards or (ShardRange(0, 0, group.page_bytes),)
     return ", ".join(f"rank {shard.rank}: {shard.offset}-{shard.offset + shard.length}" for shard in shards)
 
 
 def _compare(name: str, theirs: object, ours: object) -> None:
-    """Raise FailedPrecondition where the two values of `name` differ."""
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES, with `name` and both values, if the two values differ."""
     if theirs != ours:
         raise FailedPrecondition(
             "INCOMPATIBLE_PAGES",

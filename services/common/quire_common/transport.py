@@ -53,7 +53,8 @@ class PortLimits:
     receive_timeout_s: float
 
     def options(self) -> list[tuple[str, int]]:
-        """Return all options of such a server; its own limits replace the common ones."""
+        """Return the gRPC options of a server with these limits: those of all servers, with its own message size, calls
+        and connections. Compressed messages are refused, and little of an unread message is buffered."""
         own = {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.calls,
@@ -94,7 +95,8 @@ def server_credentials(files: TlsFiles, what: str = "TLS") -> grpc.ServerCredent
     used = 0
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        """Return what has changed since the last call; gRPC calls this before each handshake."""
+        """Return the configuration with the files' present content if they have changed since the last call, else None.
+        gRPC calls this before each handshake."""
         nonlocal used
         generation = watched.generation
         if generation == used:

@@ -57,7 +57,8 @@ class Arena:
 
     @staticmethod
     def footprint(size: int) -> int:
-        """Bytes that a page of `size` takes."""
+        """Return how many bytes a page of `size` takes in the arena: the head of 512 bytes, and the page rounded up to
+        a multiple of 512."""
         return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
 
     def populate(self, start: int, size: int) -> None:
@@ -76,7 +77,8 @@ class Arena:
         return slab + HEAD_BYTES
 
     def free(self, offset: int) -> None:
-        """Take a page's room back; raises KeyError if there is none."""
+        """Free the slab of the page at this offset, and wipe the page's generation. Raises KeyError if there is no such
+        page."""
         slab = offset - HEAD_BYTES
         self._slabs.free(slab)
         _GENERATION.pack_into(self._view, offset - _GENERATION_AT, 0)
@@ -90,7 +92,7 @@ class Arena:
         return self._view[offset : offset + size]
 
     def close(self) -> None:
-        """Give the memory back. No view may be left."""
+        """Unmap the memory and close its descriptor. No view of the memory may be left."""
         self._view.release()
         self._map.close()
         if self.fd is not None:
@@ -101,8 +103,8 @@ class Arena:
 
 
 def _sealed(fd: int) -> int | None:
-    """Seal the memory, and return a new descriptor that can only be read. Returns None if the kernel does not know
-    these seals (Linux before 5.1, some sandboxes)."""
+    """Seal the memory (SEALS), and return a new, read-only descriptor of it; `fd` stays open. Returns None if the
+    kernel does not know these seals (Linux before 5.1, some sandboxes)."""
     try:
         os.fchmod(fd, 0o400)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)

@@ -21,8 +21,9 @@ class ExtentAllocator:
         self._used_sizes: dict[int, int] = {}
 
     def allocate(self, unit: int, most: int) -> tuple[int, int] | None:
-        """Allocate an extent of one to `most` units, as large as possible, in the first free extent with room for at
-        least one unit. Returns its start and its number of units; None if there is no room for one unit."""
+        """Allocate an extent of one to `most` units of `unit` bytes, as large as possible, in the first free extent
+        with room for at least one unit. Returns its start and its number of units; None if there is no room for one
+        unit."""
         for index, start in enumerate(self._free_starts):
             available = self._free_sizes[start]
             if available < unit:

@@ -74,7 +74,8 @@ class LeaseTable(Generic[H]):
             )
 
     def grant(self, held: H, lease_ms: int) -> Lease[H]:
-        """Grant a new lease on `held`, with a random name and key. Raises Overloaded where there are too many."""
+        """Grant a new lease on `held`, with a random name and key, for `granted_ms(lease_ms)` from now. Raises
+        Overloaded if the table is full."""
         self.require_room()
         granted_ms = self.granted_ms(lease_ms)
         key = secrets.token_bytes(KEY_BYTES)
@@ -97,12 +98,13 @@ class LeaseTable(Generic[H]):
         return lease
 
     def by_handle(self, handle: bytes) -> Lease[H] | None:
-        """Return the lease with this handle, if it has not expired."""
+        """Return the lease with this handle; None if there is none, or if it has expired."""
         lease = self._by_handle.get(handle)
         return None if lease is None or lease.deadline_s <= self._clock() else lease
 
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
-        """Prolong a lease, never shorten it. Returns its life from now on, in milliseconds. Raises NotFound."""
+        """Prolong a lease to at least `granted_ms(lease_ms)` from now; it is never shortened. Returns its life from now
+        on, in milliseconds. Raises NotFound if there is no such lease, or if it has expired."""
         lease = self.find(lease_id)
         now = self._clock()
         lease.deadline_s = max(lease.deadline_s, now + self.granted_ms(lease_ms) / 1000)
@@ -110,7 +112,7 @@ class LeaseTable(Generic[H]):
 
     def end(self, lease_id: bytes) -> Lease[H] | None:
         """Remove a lease and return it; None if there is none (any more). Giving up what it holds is left to the
-        caller."""
+        caller. The heap of deadlines is rebuilt when most of its entries are out of date."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             del self._by_handle[lease.handle]
@@ -120,7 +122,8 @@ class LeaseTable(Generic[H]):
         return lease
 
     def expire(self) -> list[Lease[H]]:
-        """Remove and return all leases whose deadline has passed."""
+        """Remove and return all leases whose deadline has passed, the earliest deadline first. Giving up what they hold
+        is left to the caller."""
         now, expired = self._clock(), []
         while self._by_deadline and self._by_deadline[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._by_deadline)[1])

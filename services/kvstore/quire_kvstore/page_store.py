@@ -103,7 +103,8 @@ class PageStore:
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
         lower tiers. Returns its length and the lease that holds it (None if nothing was found). Without `pin`, only
-        count the pages of this instance. Raises Overloaded, TooLarge."""
+        count the leading pages that this instance holds: no lease, no wait, no count of hits. While the store drains,
+        nothing is found. Raises Overloaded, TooLarge."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -130,8 +131,9 @@ class PageStore:
             return found, lease
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
-        """Return a copy of a part of a pinned page, and whether it is the page's last part. The page is checked with
-        its first part. Raises NotFound if the lease has ended, or if the page is damaged."""
+        """Return a copy of `size` bytes, from `offset` on, of a framed pinned page, and whether the page ends there.
+        The page is verified when its first part is read. Raises NotFound if the lease has ended, or if the page is
+        damaged."""
         if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
         with self.sendable_page(lease_id, index) as framed:
@@ -139,7 +141,8 @@ class PageStore:
 
     @contextlib.contextmanager
     def sendable_page(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
-        """Context: a pinned page that is to go over a network, with its MAC; see `page_view`. Raises NotFound."""
+        """Context manager: yield a pinned page that is to go over a network, after adding its MAC if there is a MAC
+        key; see `page_view`. Raises NotFound."""
         with self.page_view(lease_id, index) as framed:
             if self._mac is not None:
                 authenticate_page(*split_page(framed), self._mac)
@@ -147,8 +150,8 @@ class PageStore:
 
     @contextlib.contextmanager
     def page_view(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
-        """Context: the bytes of a pinned page, which stay unchanged meanwhile, also where the lease ends. Raises
-        NotFound."""
+        """Context manager: yield the framed bytes of a pinned page, which stay in place meanwhile, even if the lease
+        ends. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
             self._ram.acquire_page(page)
@@ -160,8 +163,8 @@ class PageStore:
                 self._ram.release_page(page)
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
-        """Return whether a pinned page matches its key. A damaged page is dropped and counted. If only its MAC is
-        wrong, the MAC is computed again. Raises NotFound."""
+        """Return whether a pinned page matches its key and checksum. A damaged page is dropped and counted, and
+        watchers are told. If only its MAC is wrong, the MAC is computed again. Raises NotFound."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
@@ -174,15 +177,15 @@ class PageStore:
         return intact
 
     def page_locations(self, lease_id: bytes) -> tuple[Lease[PinnedPages | Put], list[int], list[int]]:
-        """Return the lease itself, and the offset and generation of each of its pages in the arena. Raises NotFound."""
+        """Return a lookup's lease, and the arena offset and the generation of each of its pages. Raises NotFound."""
         with self._lock:
             pages = self._find_pinned(lease_id).pages
             generations = [self._ram.generation(page) for page in pages]
             return self._leases.find(lease_id), [page.offset for page in pages], generations
 
     def readable_indices(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
-        """Check the indices that a read asks for, and return them; all of the lease's if none is given. Raises
-        NotFound, InvalidArgument."""
+        """Check the indices of a lease's pages that a read asks for, and return them; if none is given, return those of
+        all the lease's pages. Raises NotFound, and InvalidArgument for an index out of range."""
         with self._lock:
             count = len(self._find_pinned(lease_id).pages)
         for index in indices:
@@ -208,8 +211,8 @@ class PageStore:
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
-        if it is here, if another put brings it, or if no room can be made. Raises InvalidArgument, TooLarge,
-        Overloaded."""
+        if it is here, if another put brings it, or if no room can be made. While the store drains, none is wanted.
+        Raises InvalidArgument, TooLarge, Overloaded."""
         keys = self._keys(run)
         with self._lock:
             self._expire()
@@ -227,7 +230,8 @@ class PageStore:
             return PutOffer(wanted, self._leases.grant(put, lease_ms), admitted)
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
-        """Copy one part of a put's page into its memory. Raises NotFound, InvalidArgument."""
+        """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`. Raises NotFound,
+        InvalidArgument."""
         part = memoryview(data)
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
@@ -241,14 +245,14 @@ class PageStore:
         return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
-        """How many of a put's pages have come whole; raises NotFound."""
+        """Return how many of a put's pages have come whole. Raises NotFound."""
         with self._lock:
             put = self._find_put(lease_id)
             return sum(put.complete(index) for index in put.offsets)
 
     def commit(self, lease_id: bytes) -> tuple[int, int]:
-        """End a put and its lease: pages that are complete and intact become visible, the others are dropped. Returns
-        how many did and how many were. Raises NotFound."""
+        """End a put and its lease: complete and intact pages become visible, the others are dropped. Returns the number
+        of visible pages and the number of dropped ones. Raises NotFound."""
         with self._lock:
             put = self._find_put(lease_id)
             self._leases.end(lease_id)
@@ -256,7 +260,8 @@ class PageStore:
             return stored, len(put.offsets) - stored
 
     def lease_key_of(self, handle: bytes) -> tuple[bytes, bytes] | None:
-        """Name and key of the living lease with this handle (see quire_common.kv_data)."""
+        """Return the name and the key of the lease with this handle; None if there is none or it has expired (see
+        quire_common.kv_data)."""
         with self._lock:
             lease = self._leases.by_handle(handle)
             return None if lease is None else (lease.id, lease.key)
@@ -267,26 +272,27 @@ class PageStore:
             return self._leases.renew(lease_id, lease_ms)
 
     def release(self, lease_ids: Sequence[bytes]) -> int:
-        """End leases: pinned pages are unpinned, puts that were not committed dropped. Unknown names are ignored.
-        Returns how many leases ended."""
+        """End leases: pinned pages are unpinned, and puts that were not committed are dropped. Unknown names are
+        ignored. Returns how many leases ended."""
         with self._lock:
             ended = [lease for lease_id in lease_ids if (lease := self._leases.end(lease_id))]
             self._end_leases(ended)
             return len(ended)
 
     def sweep(self) -> None:
-        """End the leases that have expired. Calls of clients do so as well."""
+        """End the leases that have expired, as lookups and new puts do too."""
         with self._lock:
             self._expire()
 
     def open_watch(self, at: int = -1) -> Watcher:
-        """Return a new watcher; raises Overloaded. Without `at`, call `snapshot` before `wait_for_changes`; in the end
-        `close_watch`."""
+        """Return a new watcher of a peer that knows all changes up to number `at`. With -1 the peer knows none: call
+        `snapshot` before `wait_for_changes`. In the end call `close_watch`. Raises Overloaded."""
         with self._lock:
             return self._feed.add_watcher(at)
 
     def snapshot(self, watcher: Watcher) -> tuple[int, dict[str, list[PageKey]]]:
-        """Sequence number and all pages of this instance by tier; the watcher goes on from there."""
+        """Return the number of the last change, and the keys of all pages of this instance by tier name. The watcher's
+        next changes are those after that number."""
         with self._lock:
             return watcher.start_snapshot(), self._tier_manager.held_keys()
 
@@ -315,20 +321,22 @@ class PageStore:
             )
 
     def drain(self) -> None:
-        """From now on, find no pages for lookups and want none for puts; end the watchers."""
+        """From now on, find no pages for lookups and want none for puts; close the watchers. Leases and puts under way
+        go on."""
         with self._lock:
             self._draining = True
             self._feed.close()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all pages queued for the lower tiers are written, so that they are found after a restart."""
+        """Wait until all pages queued for the lower tiers are written, so that they are found after a restart, but for
+        `timeout_s` at most."""
         deadline = time.monotonic() + timeout_s
         for tier in self._tiers:
             tier.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Close the tiers and give the memory back. Waits for threads that still write a page. If one of them or a
-        backend hangs, the memory is not given back."""
+        """Stop the tiers' threads, close the watchers and give the memory back. Waits up to 5 s for each tier, and for
+        threads that still write a page. If one of them or a backend hangs, the memory is not given back."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()
@@ -336,7 +344,8 @@ class PageStore:
                 self._ram.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pins agree with leases, memory with pages and puts, and all bounds hold."""
+        """Raise AssertionError unless pins agree with leases, memory with pages, puts and loads, and all bounds hold.
+        First waits for pages queued for lower tiers to be written. Not to be called while a lookup is under way."""
         for tier in self._tiers:
             tier.check_integrity()
         with self._lock:
@@ -353,7 +362,7 @@ class PageStore:
             require(len(self._leases) <= self._config.max_leases, "more leases than the bound")
 
     def _keys(self, run: PageRun) -> tuple[PageKey, ...]:
-        """Return the keys of the run's pages. Raises TooLarge for more than one call may name."""
+        """Return the keys of the run's pages. Raises TooLarge for more than `max_keys` pages."""
         if len(run) > self._config.max_keys:
             raise TooLarge(
                 "TOO_MANY_KEYS",
@@ -364,7 +373,7 @@ class PageStore:
         return run.keys()
 
     def _ram_stats(self, counts: StoreCounts) -> TierStats:
-        """Return the fill and the counts of the RAM tier."""
+        """Return the fill of the RAM tier and its counts, the lookups' hits and misses included."""
         figures = self._lookup_counts.with_lookups(
             RAM,
             TierFigures(

@@ -27,8 +27,10 @@ def watch_pages(
     request: common_pb2.WatchPagesRequest,
     context: grpc.ServicerContext,
 ) -> Iterator[common_pb2.PageEvents]:
-    """Yield frames until the peer leaves or the store ends: a snapshot, unless the peer resumes within the tail, then
-    changes. Holds its thread while it waits. Raises Overloaded."""
+    """Yield frames until the peer leaves or the store ends: a snapshot, then changes, at most one batch per
+    `interval_ms` (60 s at most). A peer that resumes in this epoch gets no snapshot while the tail has all changes
+    after its number. If such a peer missed nothing, it gets an empty frame at once. When the tail has lost changes, a
+    new snapshot follows. Blocks its thread. Raises Overloaded if there are too many watchers."""
     resumes = request.HasField("epoch") and request.epoch == epoch
     interval_s = min(request.interval_ms, _MOST_INTERVAL_MS) / 1000
     watcher = store.open_watch(request.after_sequence if resumes else -1)
@@ -54,8 +56,8 @@ def watch_pages(
 def _snapshot(
     epoch: common_pb2.Epoch, sequence: int, held: Mapping[str, Sequence[PageKey]]
 ) -> Iterator[common_pb2.PageEvents]:
-    """Yield all held pages in one or more frames, and mark the last frame as complete. An empty store also yields one
-    frame."""
+    """Yield all held pages with their tier, in frames of at most `FRAME_PAGES` pages, and mark the last frame as
+    complete. An empty store also yields one frame."""
     frames = [
         (tier, keys[start : start + FRAME_PAGES])
         for tier, keys in held.items()
@@ -75,7 +77,8 @@ def _snapshot(
 
 
 def _change(epoch: common_pb2.Epoch, change: PageChange, age_us: int) -> common_pb2.PageEvents:
-    """Build the frame of one change. Stored pages that follow each other share an entry."""
+    """Build the frame of one change. A stored page whose parent is the stored page before it shares that page's entry.
+    Removed pages are grouped by namespace and group."""
     events = common_pb2.PageEvents(epoch=epoch, sequence=change.sequence, age_us=age_us)
     last = b""
     for key, parent in zip(change.stored, change.parents, strict=True):
@@ -89,6 +92,7 @@ def _change(epoch: common_pb2.Epoch, change: PageChange, age_us: int) -> common_
 
 
 def _by_pool(keys: Iterable[PageKey]) -> dict[tuple[bytes, int], list[bytes]]:
+    """Group the pages' hashes by namespace and group."""
     pools: dict[tuple[bytes, int], list[bytes]] = {}
     for key in keys:
         pools.setdefault((key.namespace, key.group), []).append(key.hash)

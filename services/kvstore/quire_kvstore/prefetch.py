@@ -64,7 +64,8 @@ class Prefetch:
         return not self.closed and index < self._limit
 
     def add_page(self, index: int, page: RamPage, tier_name: str) -> None:
-        """Add a page that is here and pinned for this lookup, and wake the lookup."""
+        """Add the page at this index, which is here and pinned for this lookup, with the tier that it came from. Counts
+        it in `ready` once all pages before it are here, and wakes the lookup."""
         self.pages[index] = page
         self.tier_names[index] = tier_name
         while self.ready in self.pages:
@@ -72,7 +73,7 @@ class Prefetch:
         self.changed.notify_all()
 
     def truncate(self, index: int) -> None:
-        """End the prefix before this index, since no tier has its page. Later pages are of no use."""
+        """End the prefix before this index, since no tier has its page, and wake the lookup."""
         self._limit = min(self._limit, index)
         self.changed.notify_all()
 
@@ -107,8 +108,8 @@ class PageLoad(PageJob):
         self.tier = tier
 
     def release_buffer(self) -> tuple[int, int]:
-        """Let go of the memory that the page is read into. Returns its offset and size; the caller frees or publishes
-        it."""
+        """Release the view of the memory that the page is read into. Returns the memory's offset and size; the caller
+        frees or publishes it. Raises Internal if there is no such memory."""
         if self.view is None:
             raise Internal("INTEGRITY", "A page came without memory.", "Report it with the kvstore's log.")
         size = len(self.view)

@@ -50,7 +50,7 @@ class PageBuffer:
     over a network."""
 
     def set_checksum(self, checksum: int) -> None:
-        """The whole page has been written and summed."""
+        """Note that the whole page is in the memory and has this checksum."""
         self.checksum = checksum
 
 
@@ -97,8 +97,9 @@ class PutManager:
         return [i for i, key in enumerate(keys) if key not in self._pending and not self._tier_manager.has_page(key)]
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
-        """Reserve memory for the missing pages, or for as many of them as there is room, and return them as a put; None
-        if there is no room. Called with the lock held."""
+        """Reserve memory for the missing pages, or from the first on for as many as there is room, evicting other pages
+        but none of this run. Returns them as a put, pending until `finish`; None if there is no room at all. Pages
+        without room count as refused, and watchers are told of evictions. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -114,10 +115,10 @@ class PutManager:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
-        """Return a context with memory for a part of a page, by default for all of it. The caller fills the memory, and
-        the page is verified after its last byte. If the caller raises, the whole page counts as missing. A first part
-        waits, at most `_WRITER_TIMEOUT_S`, for another stream that still writes the page. Raises NotFound,
-        InvalidArgument."""
+        """Context manager: yield memory for a part of a page, by default for all of it, which the caller fills. After
+        the page's last byte the page is verified, and a corrupt one is counted. If the caller raises, the whole page
+        counts as missing. A first part waits, at most `_WRITER_TIMEOUT_S`, for another stream that still writes the
+        page. Raises NotFound, InvalidArgument."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
@@ -146,13 +147,14 @@ class PutManager:
                 self._writer_left.notify_all()
 
     def wait_for_writers(self, timeout_s: float) -> bool:
-        """Wait until nobody writes any more; False where that takes too long. Called with the lock held."""
+        """Wait until no thread writes a page any more; returns False if that takes longer than `timeout_s`. Called with
+        the lock held, which is released meanwhile."""
         return self._writer_left.wait_for(lambda: not self._writers, timeout_s)
 
     def finish(self, put: Put, *, publish: bool) -> int:
-        """End the put. With `publish`, its intact pages become visible, and watchers and tiers learn of them. Other
-        memory is freed when its writer has finished. Returns how many pages became visible. Called with the lock
-        held."""
+        """End the put. With `publish`, its intact pages become visible, and watchers and write-through tiers learn of
+        them. All other memory is freed, at once or when its writer has finished, and those pages count as refused.
+        Returns how many pages became visible. Called with the lock held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes
@@ -174,8 +176,9 @@ class PutManager:
         return len(intact)
 
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
-        """Raise AssertionError unless the bounds hold and the pending pages are those of these puts. Returns the memory
-        of all puts, as sizes by offset. Called with the lock held."""
+        """Raise AssertionError unless pending pages and bytes are those of these puts and within the bound, and no page
+        of a put is both intact and being written. Returns the memory of these puts and of ended puts that are still
+        being written, as sizes by offset. Called with the lock held."""
         require(
             self._pending == {key for put in puts for key in put.wanted_keys()},
             "pending pages are not those of the puts",
@@ -188,8 +191,9 @@ class PutManager:
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:
-        """Return whether a page that has arrived matches its key. A page from shared memory needs no MAC, and loses its
-        MAC if it has one, because no process has verified it."""
+        """Return whether a page that has arrived matches its key. Without `checksum`, its own checksum and MAC are
+        verified. With `checksum` (of a copy from shared memory), that is compared; the page needs no MAC and, if there
+        is a MAC key, loses its unverified MAC."""
         if checksum is None:
             return is_intact(framed, key, mac=self._mac)
         if self._mac is not None:
@@ -197,8 +201,8 @@ class PutManager:
         return is_intact(framed, key, checksum)
 
     def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
-        """Reserve memory for as many of the missing pages as possible, from the first on, without evicting `keep`.
-        Returns the offsets by index."""
+        """Reserve `size` bytes for each of the missing pages, from the first on, until memory or `max_pending_bytes` is
+        used up. Pages of `keep` are not evicted for that, and are refreshed. Returns the offsets by index."""
         offsets: dict[int, int] = {}
         for page in keep:
             self._ram.acquire_page(page)
@@ -215,7 +219,8 @@ class PutManager:
 
 
 def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None, mac: PageMac | None = None) -> bool:
-    """Return whether a page in memory is what its key says; if not, that is logged. `checksum`: see PageBuffer."""
+    """Return whether a framed page in memory matches its key and checksum and, with `mac`, its MAC; if not, that is
+    logged. `checksum`: see PageBuffer."""
     try:
         check_parts(*split_page(framed), key, checksum=checksum, mac=mac)
     except PageCorrupt as error:

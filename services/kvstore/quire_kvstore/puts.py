@@ -47,7 +47,7 @@ class Put:
         return (self.run.key(index) for index in self.offsets)
 
     def complete(self, index: int) -> bool:
-        """Whether the whole page has come."""
+        """Return whether all bytes of this page, header and body, have come."""
         return self.received.get(index, 0) == self.framed_bytes
 
     def restarts_under_writer(self, index: int, offset: int) -> bool:
@@ -56,8 +56,9 @@ class Put:
         return offset == 0 and index in self.busy
 
     def begin(self, index: int, offset: int, size: int) -> int:
-        """Mark the page as being written, and return the place in memory for this part. Parts come in order; offset 0
-        starts the page again. The caller must call `end` afterwards. Raises InvalidArgument."""
+        """Mark the page as being written, and return the place in memory for `size` bytes at `offset` of the framed
+        page. Parts come in order; offset 0 starts the page again. Until `end`, none of the page counts as received.
+        Raises InvalidArgument if the page is not wanted or has a writer, or the part is out of order or too long."""
         if index not in self.offsets:
             raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
         if index in self.busy:

@@ -84,7 +84,7 @@ class RamTier:
                 self._policy.refresh(key)
 
     def pin(self, pages: Sequence[RamPage]) -> None:
-        """Add a pin to each of these pages, which keeps them from being evicted."""
+        """Add a pin to each of these pages. A page with a pin is not evicted, and a first pin counts as a use."""
         for page in pages:
             page.pins += 1
             if page.pins == 1 and not page.dropped:
@@ -92,8 +92,8 @@ class RamTier:
                 self._evictable_bytes -= Arena.footprint(page.size)
 
     def unpin(self, pages: Sequence[RamPage]) -> None:
-        """Undo one `pin` of the same pages. A page whose last pin goes counts as used now; if it was dropped, it is
-        freed."""
+        """Undo one `pin` of the same pages. A page whose last pin goes can be evicted again and counts as used now, the
+        first of `pages` last. If it was dropped, it is freed."""
         for page in reversed(pages):
             page.pins -= 1
             if page.pins == 0 and not page.dropped:
@@ -114,8 +114,8 @@ class RamTier:
         self._free_if_unused(page)
 
     def drop_page(self, page: RamPage) -> None:
-        """Make a page invisible to lookups. Its memory is freed once no pin or reader holds it. Does nothing if the
-        page was dropped before."""
+        """Make a page invisible to lookups and to eviction. Its memory is freed at once, or when the last pin and
+        reader is gone. Does nothing if the page was dropped before."""
         if page.dropped:
             return
         page.dropped = True
@@ -134,8 +134,9 @@ class RamTier:
         return Arena.footprint(size) <= self.capacity_bytes - self.used_bytes + self._evictable_bytes
 
     def reserve(self, size: int) -> int | None:
-        """Reserve memory for a page under way, evicting others as needed. Returns its offset; None where all the rest
-        is pinned or under way."""
+        """Reserve memory for a page under way, and evict pages one by one until it fits. Returns the memory's offset.
+        Returns None if all free and evictable memory together is too small, or too fragmented even after all
+        evictions."""
         while self.can_reserve(size):
             offset = self._arena.allocate(size)
             if offset is not None:
@@ -153,7 +154,8 @@ class RamTier:
         return self._arena.view(offset, size)
 
     def publish(self, key: PageKey, offset: int, size: int, *, pinned: bool = False) -> RamPage:
-        """Make the page in reserved memory visible, as the one used last, and return it. `pinned`: with one pin."""
+        """Make the page in reserved memory visible, as the one used last, and return it. `pinned`: the page starts with
+        one pin. Raises AssertionError if the key is visible already."""
         require(key not in self._pages, "a page is published once")
         page = self._pages[key] = RamPage(key, offset, size, pins=int(pinned))
         self._policy.add(key, Arena.footprint(size), held=pinned)
@@ -186,8 +188,9 @@ class RamTier:
         self._arena.close()
 
     def check_integrity(self, pins: dict[RamPage, int], reserved: dict[int, int]) -> None:
-        """Raise AssertionError unless the tier agrees with itself, with the leases' pins and with memory that others
-        have reserved (offset -> size)."""
+        """Raise AssertionError unless each page has the pins that the leases hold (`pins`), exactly the unpinned pages
+        can be evicted, and dropped pages still have a user. All memory must belong to one page or be reserved by others
+        (`reserved`: offset -> size), and the byte counts must be right."""
         self._arena.check_integrity()
         alive = set(self._pages.values())
         evictable = list(self._policy)
@@ -211,13 +214,14 @@ class RamTier:
         require(len(offsets) == len(set(offsets)), "no memory has two owners")
 
     def _free_if_unused(self, page: RamPage) -> None:
+        """Free the memory of a dropped page that has no pin and no reader. Does nothing for other pages."""
         if page.dropped and not page.pins and not page.readers and page in self._dropped_pages:
             self._dropped_pages.remove(page)
             self._arena.free(page.offset)
 
     def _evict(self) -> bool:
-        """Evict the page that the policy chooses among those that nobody reads, and note its key for watchers. False
-        where there is none."""
+        """Evict the page that the policy chooses among those that nobody pins or reads, count it, and note its key for
+        `take_evicted_keys`. Returns False if there is none."""
         key = self._policy.evict(self._being_read)
         if key is None:
             return False

@@ -52,7 +52,8 @@ class KvstoreService:
         self._sweeper = threading.Thread(target=self._sweep, name="sweeper", daemon=True)
 
     def register(self, server: grpc.Server) -> Sequence[str]:
-        """Put the KvStore contract on the server."""
+        """Add the KvStore servicer to the gRPC server, with a new random epoch. Returns the full name of the
+        service."""
         epoch = common_pb2.Epoch(boot_id=secrets.randbits(64), run=1)
         endpoints = DataEndpoints(self._data.arena, self._data.port)
         servicer = KvStoreServicer(self.store, self._stream_limiter, epoch, endpoints, self._config.prefetch_ms / 1000)
@@ -60,8 +61,8 @@ class KvstoreService:
         return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
 
     def start(self) -> None:
-        """Open the tiers, populate the RAM, then start the data port and the sweeper. RAM starts without pages; pages
-        on disk are found by their headers. The gRPC server is not started here."""
+        """Open the tiers, make the RAM resident if so configured, then start the data port and the sweeper thread. Also
+        shortens the interpreter's thread switch interval. The gRPC server is not started here."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.store.start()
         self._populate()
@@ -70,8 +71,9 @@ class KvstoreService:
         log.info("pages travel", data_port=self._data.port, arena=self._data.arena)
 
     def drain(self, timeout_s: float) -> None:
-        """Answer every lookup with a miss from now on. Wait up to `timeout_s` until the transfers have finished, and
-        the pages that came are written to lower tiers. Leases are not waited for."""
+        """Answer every lookup with a miss and want no pages for puts from now on. Wait up to `timeout_s` in all until
+        streams and data connections have finished, and queued pages are written to lower tiers. Leases are not waited
+        for."""
         deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._stream_limiter.drain(timeout_s)
@@ -87,7 +89,8 @@ class KvstoreService:
         self.store.close()
 
     def _populate(self) -> None:
-        """Make all of the RAM resident, if so configured: a part at a time, since the interpreter waits for each."""
+        """If so configured, make all of the RAM resident, 16 MiB at a time, since the interpreter waits for each part.
+        Ends early if the service stops or the kernel refuses."""
         started, start = time.monotonic(), 0
         while self._config.ram_populate and not self._stopping.is_set():
             if not self.store.populate(start, _POPULATE_BYTES):
@@ -96,6 +99,8 @@ class KvstoreService:
             start += _POPULATE_BYTES
 
     def _sweep(self) -> None:
+        """Until `close`, every `sweep_s`: end expired leases, cancel streams whose time is over, and update the
+        metrics."""
         while not self._stopping.wait(self._config.sweep_s):
             self.store.sweep()
             self._stream_limiter.sweep()

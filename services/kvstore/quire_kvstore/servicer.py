@@ -61,8 +61,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.LookupAndPinRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.LookupAndPinResponse:
         """Look up the longest prefix of the keys, and pin it under a lease unless `no_pin` is set. The lookup may wait
-        for lower tiers for a part of the caller's time. `direct` adds the data with which the caller can read the pages
-        without gRPC. If the caller has left, the lease is released."""
+        for lower tiers, see `_wait_s`. The response says how many pages were found and the slowest tier that they came
+        from. `direct` adds the data with which the caller can read the pages without gRPC. If the caller has left, the
+        lease is released."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
@@ -94,7 +95,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:
-        """Return the indices of the wanted pages, with the lease, key and addresses for sending them."""
+        """Reserve memory for the pages that the store wants. Returns their indices, with the lease, its key and the
+        addresses for sending them, and how many of the run's first pages need no other put (`admitted`). If no page is
+        wanted, there is no lease."""
         wanted, lease, admitted = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
         if lease is None:
             return kvstore_pb2.BeginPutResponse(epoch=self._epoch, admitted=admitted)
@@ -111,8 +114,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def Put(
         self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
     ) -> kvstore_pb2.PutResponse:
-        """Write the stream's parts of pages into the put that its first frame names. Answers how many of the put's
-        pages are complete. Raises Overloaded where too many streams run."""
+        """Write the stream's parts of pages into the put whose lease the first frame names. Returns how many of the
+        put's pages are complete. Raises InvalidArgument if no lease is named, Overloaded if too many streams run."""
         lease = b""
         with self._stream_limiter.track(context):
             for frame in request_iterator:
@@ -123,12 +126,14 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def CommitPut(
         self, request: kvstore_pb2.CommitPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.CommitPutResponse:
+        """End a put: its complete and intact pages become visible. Returns the numbers of pages stored and refused."""
         stored, refused = self._store.commit(request.lease)
         return kvstore_pb2.CommitPutResponse(stored=stored, refused=refused)
 
     def Get(self, request: kvstore_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[kvstore_pb2.GetFrame]:
-        """Stream the pages of the lease that are asked for, in parts of at most 1 MiB. Raises Overloaded where too many
-        streams run."""
+        """Stream the pages of the lease with the requested indices (none: all of them), in parts of at most 1 MiB. Each
+        page is verified before its first part. Raises NotFound if a page is damaged, Overloaded if too many streams
+        run."""
         indices = self._store.readable_indices(request.lease, i32(request.pages, "pages").tolist())
         with self._stream_limiter.track(context):
             for index in indices:
@@ -152,7 +157,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         yield from watch_pages(self._store, self._epoch, request, context)
 
     def Stats(self, request: kvstore_pb2.StatsRequest, context: grpc.ServicerContext) -> kvstore_pb2.StatsResponse:
-        """Return the fill and the counts of each tier, and how pages travel beside gRPC."""
+        """Return the fill and the counts of each tier, the numbers of leases and of puts under way, and the addresses
+        of the arena and the data port."""
         stats = self._store.stats()
         return kvstore_pb2.StatsResponse(
             epoch=self._epoch,
@@ -166,8 +172,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def _fill_access(
         self, response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse, lease_id: bytes
     ) -> None:
-        """Add to the response the data with which a reader of the lease can fetch the pages without gRPC: key,
-        addresses, and the pages' offsets and generations in the arena."""
+        """Add to the response the data with which a reader of the lease can fetch the pages without gRPC: the lease's
+        key and the data port. If the arena is shared, also its address, and the pages' offsets and generations in it.
+        Raises NotFound."""
         lease, offsets, generations = self._store.page_locations(lease_id)
         response.lease_key = lease.key
         response.data_port = self._endpoints.port
@@ -177,13 +184,14 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             response.generations.extend(generations)
 
     def _wait_s(self, context: grpc.ServicerContext) -> float:
-        """Of the caller's time so much that the answer still reaches it."""
+        """Return how long a lookup may wait for lower tiers: `prefetch_s`, but at most 60 % of the time that the
+        caller's deadline leaves."""
         remaining_s = context.time_remaining()
         return self._prefetch_s if remaining_s is None else min(self._prefetch_s, _WAIT_SHARE * remaining_s)
 
 
 def _tier_stats(tier: TierStats) -> kvstore_pb2.TierStats:
-    """Convert a tier's fill and counts to the wire."""
+    """Convert a tier's fill and counts to the protobuf message."""
     figures = tier.figures
     return kvstore_pb2.TierStats(
         medium=tier.name,

@@ -40,8 +40,9 @@ class SlabAllocator:
         """By slab size and start: spans with a free slab."""
 
     def allocate(self, slab_bytes: int) -> int | None:
-        """Allocate a slab from a span of this slab size that has a free one, or else from a new span. Returns its
-        start; None if no span fits."""
+        """Allocate a slab of `slab_bytes` from a span of this slab size that has a free one; the slab freed last goes
+        first. If there is none, cut a new span of up to 1 MiB, of one slab at least. Returns the slab's byte offset;
+        None if no span fits."""
         spans = self._open.setdefault(slab_bytes, {})
         if spans:
             span = spans[next(reversed(spans))]
@@ -60,8 +61,8 @@ class SlabAllocator:
         return slab
 
     def free(self, slab: int) -> None:
-        """Give a slab back; a span with all its slabs free goes back whole. Raises KeyError for a slab that is not in
-        use."""
+        """Give back the slab at this offset. A span whose slabs are all free goes back whole, for any slab size. Raises
+        KeyError for a slab that is not in use."""
         span = self._span_of.pop(slab)
         span.free.append(slab)
         self.used_bytes -= span.slab_bytes
@@ -73,7 +74,9 @@ class SlabAllocator:
         self._extents.free(span.start)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless spans are extents, and each slab of a span is either free or in use."""
+        """Raise AssertionError unless the extents are consistent, each slab of a span is either free or in use, and
+        `used_bytes` is right. Exactly the spans in use with a free slab must be open, under their slab size and
+        start."""
         self._extents.check_integrity()
         spans = {span.start: span for span in self._span_of.values()}
         for size, opened in self._open.items():

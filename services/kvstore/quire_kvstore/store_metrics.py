@@ -67,7 +67,8 @@ class StoreMetrics:
         self._last_of_tier: dict[str, TierFigures] = {}
 
     def update(self, stats: StoreStats) -> None:
-        """Set the gauges to these figures, and add to the counters what has grown since the last call."""
+        """Set the gauges to these figures, and add to the counters what has grown since the last call; the same for
+        each tier."""
         for name, metric in self._counters.items():
             metric.inc(getattr(stats.counts, name) - getattr(self._last, name))
         self._last = dataclasses.replace(stats.counts)
@@ -77,7 +78,8 @@ class StoreMetrics:
             self._update_tier(tier)
 
     def _update_tier(self, tier: TierStats) -> None:
-        """Do the same for one tier."""
+        """Set one tier's gauges to these figures, and add to its counters what has grown since the last call, under the
+        tier's name."""
         last = self._last_of_tier.get(tier.name, TierFigures())
         for figure, metric in self._tier_counters.items():
             metric.labels(tier.name).inc(getattr(tier.figures, figure) - getattr(last, figure))

@@ -85,17 +85,17 @@ class LookupCounts:
             figures.misses += asked
 
     def slowest_tier(self, prefetch: Prefetch, found: int) -> str:
-        """The slowest of the tiers that the first pages came from."""
+        """Return the name of the slowest of the tiers that the lookup's first `found` pages came from."""
         used = {prefetch.tier_names[index] for index in range(found)}
         return next(tier for tier in reversed(self._by_tier) if tier in used)
 
     def with_lookups(self, tier: str, figures: TierFigures) -> TierFigures:
-        """A tier's own figures with what lookups found there."""
+        """Return a copy of a tier's own figures, with the hits and misses that lookups counted for that tier."""
         found = self._by_tier[tier]
         return dataclasses.replace(figures, hits=found.hits, misses=found.misses)
 
     def tier_stats(self, backend: TierBackend) -> TierStats:
-        """Return the figures of a tier below RAM."""
+        """Return the fill, availability and counts of a tier below RAM, its lookups' hits and misses included."""
         figures = self.with_lookups(backend.name, backend.counts.snapshot())
         sizes = (backend.pages, backend.used_bytes, backend.capacity_bytes)
         return TierStats(backend.name, *sizes, backend.available, figures)

@@ -34,8 +34,8 @@ class StreamLimiter:
 
     @contextlib.contextmanager
     def track(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Context around a stream's handler, in which the stream is counted and its time runs. Raises Overloaded where
-        too many streams run."""
+        """Context manager around a stream's handler: the stream is counted, and `sweep` may cancel it after
+        `timeout_s`. Raises Overloaded if `limit` streams run already."""
         with self._lock:
             if len(self._running) >= self._limit:
                 raise Overloaded(
@@ -53,12 +53,13 @@ class StreamLimiter:
                 self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until no stream is under way, but for `timeout_s` at most."""
+        """Wait until no stream is under way, but for `timeout_s` at most. Running streams are not cancelled."""
         with self._lock:
             self._changed.wait_for(lambda: not self._running, timeout_s)
 
     def sweep(self) -> None:
-        """Cancel the streams whose time is over; their handlers end by themselves."""
+        """Cancel the calls of streams that have run for `timeout_s`; their handlers end by themselves. Called now and
+        then."""
         now = self._clock()
         with self._lock:
             late = [context for context, deadline_s in self._running.items() if deadline_s <= now]

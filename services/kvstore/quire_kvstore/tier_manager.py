@@ -48,8 +48,10 @@ class TierManager:
         self.damaged_pages = 0
 
     def fetch_prefix(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
-        """Pin the prefix of the keys that is in RAM, and have lower tiers load what follows. Blocks up to `wait_s`,
-        without the lock, until that has come. The caller ends it with `end_prefetch`."""
+        """Pin the prefix of the keys that is in RAM, and load the pages that follow from lower tiers. Blocks up to
+        `wait_s`, with the store's lock released, until the prefix is complete; what came late is not in it. With
+        `wait_s` 0, or if `max_waiting` lookups wait already, only RAM is asked. The caller ends the lookup with
+        `end_prefetch`."""
         prefetch = Prefetch(keys, self._lock, time.time_ns())
         self._start_loads(prefetch, load_missing=wait_s > 0 and self._waiting < self._max_waiting)
         if not prefetch.done:
@@ -59,8 +61,9 @@ class TierManager:
         return prefetch
 
     def end_prefetch(self, prefetch: Prefetch) -> list[RamPage]:
-        """Return the pages of the complete prefix, pinned, and unpin the others. Each page counts one more hit, and
-        goes to the tiers that write it at this number of hits."""
+        """End a lookup. Returns the pages of its complete prefix, which stay pinned; pages beyond a gap are unpinned.
+        Each returned page counts one more hit, and every tier marks it as used. A page that now has exactly `write_at`
+        hits is offered to that tier for writing."""
         pages, beyond = prefetch.close()
         self._ram.unpin(beyond)
         for page in pages:
@@ -71,14 +74,16 @@ class TierManager:
         return pages
 
     def stored(self, keys: Sequence[PageKey], parents: Sequence[bytes]) -> None:
-        """Tell watchers of pages that were put, and offer the pages to write-through tiers."""
+        """Tell watchers that these pages are in RAM, and offer them to the write-through tiers. `parents[i]` is the
+        hash of the page before `keys[i]` in its run."""
         self._feed.publish(keys, parents)
         for tier in self._tiers:
             if tier.write_at == 0:
                 self._offer_pages(tier, keys)
 
     def drop_damaged(self, page: RamPage) -> None:
-        """Drop a page in RAM that is not what its key says: it is counted, and watchers are told."""
+        """Make a damaged page in RAM invisible to lookups, count it in `damaged_pages`, and tell watchers, unless a
+        local tier has the page. Does nothing if the page was dropped before."""
         if not page.dropped:
             self._ram.drop_page(page)
             self.damaged_pages += 1
@@ -89,7 +94,8 @@ class TierManager:
         return key in self._ram or self._in_local_tier(key)
 
     def held_keys(self) -> dict[str, list[PageKey]]:
-        """Return the keys of all pages that this instance holds, by the fastest tier that has each."""
+        """Return the keys of the pages that this instance holds, by tier name. Under a local tier below RAM are only
+        pages that are not in RAM. Shared tiers such as Redis are left out."""
         found = {RAM: list(self._ram)}
         for tier in self._tiers:
             if tier.backend.local:
@@ -97,15 +103,17 @@ class TierManager:
         return found
 
     def publish_evictions(self) -> None:
-        """Tell those who watch what went since the last time."""
+        """Tell watchers of the pages that RAM has evicted since the last call, except those that a local tier still
+        has."""
         self._publish_removed(self._ram.take_evicted_keys())
 
     def load_buffers(self) -> dict[int, int]:
-        """Memory that loads are being read to."""
+        """Return the RAM that loads are being read into, as sizes by offset."""
         return self._load_buffers
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every load is waited for. Not to be asked while a lookup is under way."""
+        """Raise AssertionError unless no lookup waits, and each load is listed under its own key and has a lookup that
+        waits for it."""
         require(not self._waiting, "a lookup is under way")
         for key, load in self._loading.items():
             require(load.key == key and bool(load.waiters), "a load has somebody who asked for it")
@@ -113,9 +121,9 @@ class TierManager:
     # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """Reserve memory for a page that a tier is about to read. Returns None where there is nothing to read: no
-        lookup wants the page any more, a put has brought it, or there is no room. Then the load has ended with this
-        call."""
+        """Reserve RAM for a page that a tier is about to read, evicting other pages as needed. Returns None if the load
+        has ended with this call: it fails if no lookup wants the page any more or there is no room. If a put has
+        brought the page meanwhile, that page completes the load."""
         load = cast("PageLoad", job)
         with self._lock:
             if not load.wanted():
@@ -135,8 +143,9 @@ class TierManager:
             return view
 
     def on_page_read(self, job: PageJob) -> None:
-        """Publish in RAM the page that was read, complete its load, and offer it to faster write-through tiers. Where a
-        put has brought the page meanwhile, that one completes the load, and the buffer is given back."""
+        """Publish in RAM the page that was read, and complete its load. Watchers are told, unless a local tier had the
+        page, and faster write-through tiers are offered it. If a put has brought the page meanwhile, that page
+        completes the load, and the buffer is freed."""
         load = cast("PageLoad", job)
         with self._lock:
             offset, size = load.release_buffer()
@@ -169,7 +178,8 @@ class TierManager:
 
     @contextlib.contextmanager
     def borrow_page(self, key: PageKey) -> Iterator[memoryview | None]:
-        """Context: the bytes of a page in RAM, which is not evicted meanwhile; None if it is not there."""
+        """Context manager: yield the framed bytes of a page in RAM, which is not evicted meanwhile, or None if the page
+        is not there. This does not count as a use."""
         with self._lock:
             page = self._ram.get(key)
             if page is not None:
@@ -194,9 +204,10 @@ class TierManager:
             self._feed.force_snapshots()
 
     def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
-        """Process the lookup's next keys, as many as its window allows: pin pages in RAM, share loads that are under
-        way, and request other pages from the fastest tier that may have them. The prefix ends at a page that no tier
-        has or, without `load_missing`, at a page that is not in RAM."""
+        """Process the lookup's next keys, as many as its window allows: pin pages in RAM, and share loads that are
+        under way. Other pages are requested from the fastest tier that may have them; loads that its full read queue
+        refuses go to the next tier. The prefix ends at a page that no tier has or, without `load_missing`, at a page
+        that is not in RAM."""
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor
@@ -224,8 +235,8 @@ class TierManager:
                 self._try_next_tier(cast("PageLoad", refused))
 
     def _try_next_tier(self, load: PageLoad) -> None:
-        """Request the page from the next slower tier that may have it; fail the load if there is none, or no lookup
-        wants the page."""
+        """Request the page from the next slower tier that may have it and whose read queue has room. The load fails if
+        there is no such tier, or no lookup wants the page any more."""
         while load.wanted():
             number = self._find_tier(load.key, load.tier + 1)
             if number is None:
@@ -236,7 +247,7 @@ class TierManager:
         self._fail_load(load)
 
     def _fail_load(self, load: PageLoad) -> None:
-        """End a load without a page: the prefixes of the lookups that wait for it end before the page."""
+        """End a load without a page. The lookups that wait for it get a prefix that ends before the page."""
         if self._loading.get(load.key) is load:
             del self._loading[load.key]
         for prefetch, index in load.waiters:
@@ -245,7 +256,7 @@ class TierManager:
         load.waiters.clear()
 
     def _complete_load(self, load: PageLoad, page: RamPage) -> None:
-        """End a load: pin its page for each lookup that still wants it, and start the next loads of these lookups."""
+        """End a load: pin its page for each lookup that still wants it, and request the next pages of these lookups."""
         del self._loading[load.key]
         tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:
@@ -266,7 +277,8 @@ class TierManager:
         return any(tier.backend.local and tier.may_have(key) for tier in self._tiers)
 
     def _offer_pages(self, tier: Tier, keys: Sequence[PageKey]) -> None:
-        """Offer the pages to the tier, without those that a local tier has. Other tiers find out by themselves."""
+        """Queue the pages for writing to the tier. A local tier is not offered pages that it has; a shared tier is
+        offered all, and finds out by itself which ones it has."""
         missing = [key for key in keys if not (tier.backend.local and tier.may_have(key))]
         if missing:
             tier.offer_pages(missing)

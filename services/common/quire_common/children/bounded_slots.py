@@ -24,8 +24,8 @@ class BoundedSlots:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it until the context ends. Raises the error of `overloaded` if `max_jobs` others
-        wait or hold slots."""
+        """Context manager: wait for a free slot, and hold it inside. Raises the error that `overloaded` makes, at once,
+        if `max_jobs` other jobs wait or hold slots."""
         if self._jobs >= self._max_jobs:
             raise self._overloaded(self._jobs)
         self._jobs += 1

@@ -53,7 +53,8 @@ class ChildPool:
 
     async def run(self, job: bytes, payload: bytes = b"") -> Frame:
         """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
-        many jobs wait, and ChildFailed."""
+        many jobs wait. Raises ChildFailed if the job takes longer than `timeout_s` or the child fails, and the
+        program's error if no child starts."""
         async with self._slots.slot():
             return await self._ask(job, payload)
 
@@ -63,7 +64,8 @@ class ChildPool:
             await self._idle.pop().kill()
 
     def _idle_child(self) -> ChildProcess | None:
-        """Return an idle child, or None. Children that have died while they were idle are skipped."""
+        """Take an idle child out of the pool and return it; None if there is none. Children that have died while they
+        were idle are forgotten."""
         while self._idle:
             child = self._idle.pop()
             if child.alive:
@@ -71,9 +73,9 @@ class ChildPool:
         return None
 
     async def _ask(self, job: bytes, payload: bytes) -> Frame:
-        """Have an idle child or a new child do the job. If the child is too slow or dies, or if the caller is
-        cancelled, kill the child and raise the error. If an idle child turns out to have been killed before, the next
-        child does the job."""
+        """Have an idle child or a new child do the job, and keep the child for the next job. If the child takes longer
+        than `timeout_s` or dies, kill it and raise ChildFailed; if the caller is cancelled, kill it too. If an idle
+        child turns out to have been killed (SIGKILL), the next child does the job."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:

@@ -46,7 +46,8 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, program: ChildProgram) -> ChildProcess:
-        """Start a child and wait until it is ready. Raises the program's error."""
+        """Start a child with a bare environment, send it the program's first frame, and wait until it answers that it
+        is ready. If it does not within 30 s, or fails, it is killed and the program's `not_started` error is raised."""
         # The child gets only those variables that Python needs: no keys, no addresses.
         environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
@@ -72,13 +73,14 @@ class ChildProcess:
         return self._process.returncode is None
 
     async def ask(self, job: bytes, payload: bytes = b"") -> Frame:
-        """Send a framed job and its payload, and wait for the answer. Raises OSError or EOFError if the process has
-        died, and ValueError for an answer that is too long."""
+        """Send a framed job and its payload, and wait for the answer, without a time limit. Raises OSError or EOFError
+        if the process has died, and ValueError for an answer that is too long or no JSON."""
         await self._write(job, payload)
         return await self._read()
 
     async def kill(self) -> int:
-        """End the process. Returns its exit status, negative for the signal that ended it."""
+        """End the process and wait for its end. A process whose pipes have ended gets one second to end by itself, so
+        that its own status is found. Returns its exit status, negative for the signal that ended it."""
         if self._is_ending:
             # Popen looks for the end of a process before it signals it. The event loop, which waits for that end too,
             # then finds no process, and reports the status 255.
@@ -95,11 +97,14 @@ class ChildProcess:
         return (stdin is not None and stdin.is_closing()) or (stdout is not None and stdout.at_eof())
 
     async def _begin(self, first_frame: bytes) -> None:
+        """Send the first frame, if there is one, and wait for the child's report that it is ready."""
         if first_frame:
             await self._write(first_frame)
         await self._read()
 
     async def _write(self, frame: bytes, payload: bytes = b"") -> None:
+        """Send a frame and its payload to the process, and wait until its pipe has room. Raises EOFError or OSError if
+        the process has gone."""
         stdin = self._process.stdin
         if stdin is None:
             raise EOFError

@@ -31,7 +31,7 @@ def framed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> Frame | None:
-    """Read one frame; None at the end of the stream, also in the middle of a frame."""
+    """Read one frame, blocking; None at the end of the stream, also in the middle of a frame."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -51,8 +51,8 @@ def write_frame(stream: BinaryIO, message: dict[str, Any], payload: bytes = b"")
 
 
 def limit_process(memory_bytes: int) -> None:
-    """Let this process write no files and no core, and map so much memory at most. The terminal's interrupt is left to
-    the parent."""
+    """Limit this process: it may write no files and no core, and map at most `memory_bytes`. It ignores SIGINT: the
+    terminal's interrupt is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

@@ -105,7 +105,7 @@ class PageMove:
 
 @dataclass(slots=True)
 class Grant:
-    """A Grant. Columns of one group have equal lengths. `order_slot` is None if the order has not changed."""
+    """A Grant. Columns of one group have equal lengths. `order_slot` is empty if the order has not changed."""
 
     epoch: Epoch
     seq: int
@@ -125,7 +125,7 @@ class Grant:
 
 
 def encode_grant(grant: Grant) -> worker_pb2.Grant:
-    """Encode a Grant. Groups of columns without rows are left out."""
+    """Encode a Grant. Groups of columns without rows are left out, and so is an absent budget."""
     message = worker_pb2.Grant(
         epoch=epoch_to_pb(grant.epoch),
         seq=grant.seq,
@@ -159,8 +159,8 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
 
 
 def decode_grant(message: worker_pb2.Grant) -> Grant:
-    """Decode a Grant. Raises InvalidArgument for columns of unequal lengths, Unsupported for what no worker does
-    yet."""
+    """Decode a Grant. Raises InvalidArgument for columns of unequal lengths or a bad Start, Unsupported for adapter
+    moves and controls, which no worker does yet."""
     if message.adapter_move:
         raise unsupported("adapter_move")
     if message.control:
@@ -233,7 +233,8 @@ def _start_into_pb(start: Start, message: worker_pb2.Start) -> None:
 
 
 def _start_from_pb(message: worker_pb2.Start) -> Start:
-    """Decode a Start. Raises InvalidArgument where its page tables are not of groups 0, 1 and so on."""
+    """Decode a Start. Raises InvalidArgument unless its page tables are of groups 0, 1 and so on, each once, or for a
+    bad sequence."""
     tables = sorted(message.pages, key=lambda table: table.group)
     if [table.group for table in tables] != list(range(len(tables))):
         raise InvalidArgument("BAD_PAGE_TABLES", "Page tables do not name groups 0, 1, ...", "Send one per group.")

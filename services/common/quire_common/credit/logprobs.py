@@ -47,7 +47,8 @@ class LogprobColumns:
         return len(self.logprob)
 
     def slice(self, begin: int, end: int, first_token: int) -> LogprobColumns:
-        """Return entries `begin` to `end`, with token indices counted from token `first_token`."""
+        """Return the entries `begin` to `end` (exclusive) with their alternatives. `first_token` is subtracted from
+        their token indices."""
         tops = np.concatenate([[0], np.cumsum(self.top_count, dtype=np.int64)])[[begin, end]]
         return LogprobColumns(
             self.token_index[begin:end] - np.int32(first_token),
@@ -59,7 +60,8 @@ class LogprobColumns:
         )
 
     def select(self, tokens: NDArray[np.bool_]) -> LogprobColumns:
-        """Return the entries of the tokens where the mask holds; their token indices count these tokens alone."""
+        """Return the entries of the tokens where the mask `tokens` (one per token) holds; their token indices count
+        these tokens alone."""
         kept = tokens[self.token_index]
         tops = np.repeat(kept, self.top_count)
         position = np.cumsum(tokens, dtype=np.int32) - 1
@@ -73,13 +75,14 @@ class LogprobColumns:
         )
 
     def numbered(self) -> LogprobColumns:
-        """For a column in which every token has an entry."""
+        """Return these columns with token indices 0, 1 and so on: for a column of tokens in which every token has an
+        entry."""
         return replace(self, token_index=np.arange(len(self), dtype=np.int32))
 
 
 def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns | None:
-    """Join columns, each given with the index at which its tokens begin in the joined column of tokens. None where
-    there are none."""
+    """Join columns in order, each given with the index at which its tokens begin in the joined column of tokens. Parts
+    that are None are left out. Returns None if there is no other part."""
     found = [(first, part) for first, part in parts if part is not None]
     if len(found) == 1 and found[0][0] == 0:
         return found[0][1]

@@ -37,7 +37,8 @@ def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.Prompt
 
 
 def prompt_logprobs_from_pb(message: common_pb2.PromptLogprobColumns) -> list[PromptLogprobs]:
-    """Decode a message into its chunks. Raises InvalidArgument where the lengths of its columns disagree."""
+    """Decode a message into its chunks. Raises InvalidArgument if its columns differ in length, or the chunks' counts
+    do not add up to the entries."""
     owner, first, count = (i32(getattr(message, name), name) for name in ("owner", "first", "count"))
     equal_lengths("prompt_logprobs", owner=owner, first=first, count=count)
     logprobs = logprobs_from_pb(message.logprobs)

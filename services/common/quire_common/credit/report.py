@@ -77,7 +77,9 @@ class Report:
         grant_arrival_us: int,
         draining: bool,
     ) -> None:
-        """Set the worker's counts that every Report carries."""
+        """Set the state of the worker that every Report carries: the last retired Grant, and the numbers of steps in
+        flight, running sequences and spare sequences. The rest is the stalled slots, the Grant's arrival time in
+        microseconds, and whether the worker drains."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 
@@ -102,7 +104,7 @@ class Report:
 
 
 def encode_report(report: Report) -> worker_pb2.Report:
-    """Encode a Report. Groups of columns without rows are left out."""
+    """Encode a Report. Groups of columns without rows are left out. Timings outside uint32 are brought within it."""
     message = worker_pb2.Report(
         epoch=epoch_to_pb(report.epoch),
         first_step=report.first_step,
@@ -147,7 +149,8 @@ def encode_report(report: Report) -> worker_pb2.Report:
 
 
 def decode_report(message: worker_pb2.Report) -> Report:
-    """Decode a Report. Raises InvalidArgument where lengths of columns disagree, or counts do not add up."""
+    """Decode a Report. Raises InvalidArgument if columns of one group differ in length, or `step_rows` and `count` do
+    not add up to the rows and tokens."""
     report = Report(
         epoch=epoch_from_pb(message.epoch),
         first_step=message.first_step,

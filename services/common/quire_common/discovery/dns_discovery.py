@@ -30,9 +30,9 @@ class DnsDiscovery:
         self._closing = Closing()
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Yield an endpoint for each address of the service's names, at once and after every change. Names are resolved
-        every `poll_s`. An instance is named by its address; `metadata["host"]` is the DNS name, which certificates
-        carry."""
+        """Yield an endpoint for each address of the service's names, at once and after every change, until `close`.
+        Names are resolved every `poll_s`; a name that does not resolve keeps its last addresses. An instance is named
+        by its address; `metadata["host"]` is the DNS name, which certificates carry."""
         last: dict[str, list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:
@@ -56,7 +56,7 @@ class DnsDiscovery:
 
 
 async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
-    """Resolve a name to one endpoint for each of its addresses. Raises OSError."""
+    """Resolve a name to one endpoint for each of its addresses, IPv4 and IPv6, sorted. Raises OSError."""
     results = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = {
         f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"

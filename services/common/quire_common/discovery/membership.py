@@ -29,8 +29,9 @@ class Membership:
         self._hold_until = float("inf")
 
     def update(self, found: Mapping[str, Endpoint], life: str | None, now_s: float) -> None:
-        """Take the source's answer. Instances that it does not name are dropped, but not within `hold_s` after an
-        outage or a change of `life`. Such a change means that the source has lost its memory."""
+        """Take the source's answer at the time `now_s`. Instances in `found` count at once. Others are dropped, but not
+        within `hold_s` after an outage or a change of `life`. Such a change means that the source has lost its memory;
+        None means that the source did not say."""
         if self._hold_until == float("inf") or (self._life is not None and life != self._life):
             self._hold_until = now_s + self._hold_s
         self._life = life if life is not None else self._life

@@ -14,8 +14,8 @@ from quire_common.identity.watched_files import WatchedFiles
 
 
 def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis publishes types in part
-    """Open a client. `url_file` is the file from which the URL came. Each new connection logs in with the user and
-    password that the file names at that time."""
+    """Return an asyncio client of the Redis at `url`. If the URL has a password and came from `url_file`, each new
+    connection logs in with the user and password that the file names at that time. `options` go to the client."""
     parts = urlsplit(url)
     if not url_file or not parts.password:
         return Redis.from_url(url, **options)

@@ -55,7 +55,8 @@ class RedisSettings:
 
     @classmethod
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
-        """Parse the URL of --discovery; Quire's own options are removed from the URL. Raises ConfigError."""
+        """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL. Raises ConfigError for a
+        missing host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s to a day."""
         parts = urlsplit(spec)
         options = dict(parse_qsl(parts.query))
         try:
@@ -93,8 +94,9 @@ class RedisDiscovery:
         )
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Poll Redis, and yield the service's instances at first and at every change. While Redis is away the last list
-        stays."""
+        """Poll Redis every `poll_s`, and yield the service's instances at first and at every change, until `close`.
+        While Redis is away, the last list stays, and Redis is tried after pauses that double from 0.1 s up to `poll_s`.
+        After an outage, and after a loss of Redis's memory, missing instances are kept for `ttl_s`."""
         membership = Membership(self._settings.ttl_s)
         backoff = _Backoff(max(self._settings.poll_s, _FIRST_RETRY_S))
         while not self._closing.done:
@@ -123,8 +125,9 @@ class RedisDiscovery:
             await self._closing.pause(pause_s)
 
     async def register(self, endpoint: Endpoint) -> None:
-        """Write the endpoint's key once, in place of an earlier one, then keep it alive by heartbeats. If Redis is
-        away, the heartbeats go on trying."""
+        """Write the endpoint's key once, then keep it alive by heartbeats every third of `ttl_s`, in a task. An earlier
+        endpoint of the same instance is replaced. If Redis is away, this does not raise: the heartbeats go on
+        trying."""
         before = self._heartbeats.pop(_key(endpoint), None)
         if before is not None:
             await _cancel(before[1])
@@ -134,8 +137,8 @@ class RedisDiscovery:
         self._heartbeats[_key(endpoint)] = (endpoint, task)
 
     async def close(self) -> None:
-        """End the watchers and the heartbeats, and delete the keys, so that peers need not wait for the time to
-        live."""
+        """End the watchers and the heartbeats, delete the keys of registered endpoints, so that peers need not wait for
+        the time to live, and close the client. Failures of Redis are ignored."""
         self._closing.set()
         beats, self._heartbeats = list(self._heartbeats.values()), {}
         for endpoint, task in beats:
@@ -147,8 +150,9 @@ class RedisDiscovery:
         await self._redis.aclose()
 
     async def _read(self, service: str) -> tuple[dict[str, Endpoint], str | None]:
-        """Read the service's instances, and the value that changes when Redis loses its memory. Instances whose key has
-        expired are removed from the index. Unreadable instances are logged and skipped."""
+        """Return the service's instances by name, and the value that changes when Redis loses its memory (None if not
+        set). Instances whose key has expired are removed from the index. Unreadable instances are logged and
+        skipped."""
         instances = sorted(await self._redis.smembers(_index(service)))
         keys = [f"quire:endpoint:{service}:{instance}" for instance in instances]
         life, *values = await self._redis.mget([LIFE_KEY, *keys])
@@ -166,13 +170,16 @@ class RedisDiscovery:
         return found, life
 
     async def _keep_alive(self, endpoint: Endpoint, backoff: _Backoff) -> None:
+        """Write the endpoint again every third of `ttl_s`, or after a growing pause while Redis fails, until
+        `close`."""
         while not await self._closing.pause(backoff.next_s() if backoff.failures else self._settings.ttl_s / 3):
             await self._send_heartbeat(endpoint, backoff)
             raise_if_cancelled()
 
     async def _send_heartbeat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
-        """Write the endpoint's key with its time to live. A failure is counted, and logged if it is the first in a row,
-        but not raised."""
+        """Write the endpoint's key with its time to live, add the instance to the index, and set the `life` key if
+        there is none. A failure is not raised: the first one in a row is logged and begins the growing pauses of
+        `backoff`."""
         value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})
         try:
             async with self._redis.pipeline(transaction=True) as pipe:

@@ -30,7 +30,7 @@ def unsupported(path: Path, cause: str, fix: str) -> Unsupported:
 
 
 def unreadable(path: Path, error: OSError) -> ConfigError:
-    """The system refuses the file."""
+    """The system refuses to open or read the file; the message has the system's reason."""
     return ConfigError(
         "UNREADABLE_FILE", f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions."
     )

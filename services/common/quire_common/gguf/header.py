@@ -81,7 +81,8 @@ class GgufFile:
 
 
 def read_header(path: Path) -> GgufFile:
-    """Read and check a header. Raises ConfigError or Unsupported, which name the file."""
+    """Read and check the header of a GGUF file: metadata and tensor places, no tensor data. Raises ConfigError for a
+    file that is cut short, damaged or unreadable, Unsupported for another version or byte order."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -103,12 +104,15 @@ class _HeaderReader:
         self._at = 0
 
     def read(self) -> GgufFile:
+        """Read the whole header. Raises ConfigError also where it goes on behind the end of the file."""
         try:
             return self._read()
         except struct.error as error:
             raise faults.truncated(self._path, f"its header goes on behind its {self._size} bytes") from error
 
     def _read(self) -> GgufFile:
+        """Read magic, version, metadata and tensor places. Raises ConfigError for a damaged header or a key that is
+        there twice, Unsupported for another version or byte order, and `struct.error` past the end of the file."""
         if self._data[: len(MAGIC)] != MAGIC:
             raise faults.corrupt(self._path, "it does not begin with the letters GGUF")
         self._at = len(MAGIC)
@@ -137,12 +141,14 @@ class _HeaderReader:
         return value
 
     def _count(self, what: str, most: int) -> int:
+        """Read a u64 count. Raises ConfigError for more than `most`; `what` names the counted things."""
         count = self._number(_U64)
         if count > most:
             raise faults.corrupt(self._path, f"it claims {count} {what}; at most {most} are read")
         return count
 
     def _bytes(self, what: str, count: int) -> bytes:
+        """Read `count` bytes. Raises ConfigError if the file ends before; `what` names the value."""
         end = self._at + count
         if end > self._size:
             raise faults.truncated(self._path, f"{what} needs {count} bytes at byte {self._at} of {self._size}")
@@ -151,12 +157,16 @@ class _HeaderReader:
         return found
 
     def _name(self, what: str, most: int) -> str:
+        """Read a text of 1 to `most` bytes. Raises ConfigError for another length, checked before the text is read, and
+        for a text that is not UTF-8."""
         length = _U64.unpack_from(self._data, self._at)[0]
         if not 1 <= length <= most:
             raise faults.corrupt(self._path, f"{what} claims {length} bytes; 1 to {most} are read")
         return self._text(what)
 
     def _text(self, what: str) -> str:
+        """Read a u64 length and so many bytes, and decode them. Raises ConfigError if the file ends before, or the text
+        is not UTF-8."""
         length = self._number(_U64)
         try:
             return self._bytes(what, length).decode()
@@ -164,6 +174,8 @@ class _HeaderReader:
             raise faults.corrupt(self._path, f"{what} is not UTF-8") from error
 
     def _value(self, key: str) -> Value:
+        """Read the type and the value of a metadata pair: a text, a list, a number or a boolean. Raises ConfigError for
+        an unknown type; `key` is for error messages."""
         kind = self._number(_U32)
         if kind == _TEXT:
             return self._text(f"`{key[:80]}`")
@@ -182,6 +194,9 @@ class _HeaderReader:
         return bool(value)
 
     def _array(self, key: str) -> Value:
+        """Read a list: texts become a TextArray, numbers and booleans an array of the file's dtype. Raises Unsupported
+        for a list of lists, ConfigError for an unknown type, a boolean beyond 0 and 1, or a list beyond the file's
+        end."""
         kind, count = self._number(_U32), self._number(_U64)
         if kind == _TEXT:
             return self._texts(key, count)
@@ -199,6 +214,8 @@ class _HeaderReader:
         return found
 
     def _texts(self, key: str, count: int) -> TextArray:
+        """Read a list of `count` texts without decoding them. Raises ConfigError if the texts go on behind the end of
+        the file."""
         if count * _U64.size > self._size - self._at:
             raise faults.truncated(self._path, f"`{key[:80]}` claims {count} texts")
         data, size, unpack = self._data, self._size, _U64.unpack_from
@@ -213,12 +230,17 @@ class _HeaderReader:
         return TextArray(data[begin:at], ends)
 
     def _alignment(self, metadata: Metadata) -> int:
+        """Return the file's alignment of tensors in bytes, 32 by default. Raises ConfigError unless it is a power of
+        two up to MAX_ALIGNMENT."""
         alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT, minimum=1)
         if alignment > MAX_ALIGNMENT or alignment & (alignment - 1):
             raise faults.corrupt(self._path, f"its alignment is {alignment}, no power of two up to {MAX_ALIGNMENT}")
         return alignment
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorPlace]:
+        """Read `count` tensor entries, and return the tensors' places in the file by name. Raises ConfigError for a
+        name that is there twice, a tensor that does not begin where the one before it ends (aligned), or one beyond the
+        file's end."""
         entries: list[tuple[str, BlockKind, tuple[int, ...], int]] = []
         expected = 0
         names: set[str] = set()
@@ -246,8 +268,9 @@ class _HeaderReader:
         return found
 
     def _shape(self, name: str) -> tuple[BlockKind, tuple[int, ...]]:
-        """Return the kind and the shape of a tensor. The file stores the shape in reverse order, and the kind after
-        it."""
+        """Read the kind and the shape of a tensor. The file stores the shape in reverse order, and the kind after it.
+        Raises ConfigError for too many dimensions, an unknown kind, an axis of 0, or a last axis that is no multiple of
+        the kind's block."""
         dimensions = self._number(_U32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise faults.corrupt(self._path, f"tensor {name} has {dimensions} dimensions")

@@ -32,42 +32,48 @@ class Metadata:
         return key in self.values
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text."""
+        """Return the text under a key; `default`, if given, where the key is absent. Raises ConfigError if there is no
+        such text."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
             raise self.bad(key, "a text")
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
-        """An integer of at least `minimum`."""
+        """Return the integer under a key; `default`, if given, where the key is absent. Raises ConfigError for an
+        absent key without a default, another type (true and false too), or a value below `minimum`."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.bad(key, f"an integer of at least {minimum}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """Return the finite number under a key as a float; `default`, if given, where the key is absent. Raises
+        ConfigError for an absent key without a default, for another type, and for infinity or NaN."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.bad(key, "a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return the boolean under a key; `default` where the key is absent. Raises ConfigError for a value of another
+        type."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise self.bad(key, "true or false")
         return value
 
     def text_array(self, key: str) -> TextArray:
-        """A list of texts, not decoded yet."""
+        """Return the list of texts under a key, whose texts are not decoded yet. Raises ConfigError if there is no such
+        list."""
         value = self.values.get(key)
         if not isinstance(value, TextArray):
             raise self.bad(key, "a list of texts")
         return value
 
     def texts(self, key: str, indices: Iterable[int] | None = None) -> list[str]:
-        """A list of texts, or those of its texts that have these indices."""
+        """Return the list of texts under a key, or only those with the given indices, in the order of `indices`. Raises
+        ConfigError if there is no such list, or a text is not UTF-8."""
         found = self.text_array(key)
         try:
             return list(found) if indices is None else [found[i] for i in indices]
@@ -75,21 +81,23 @@ class Metadata:
             raise self.bad(key, "a list of texts in UTF-8") from error
 
     def numbers(self, key: str) -> NDArray[np.number]:
-        """A list of numbers, of the file's own type."""
+        """Return the list of numbers under a key, in the file's own dtype. Raises ConfigError if there is no such
+        list."""
         value = self.values.get(key)
         if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.number):
             raise self.bad(key, "a list of numbers")
         return cast("NDArray[np.number]", value)
 
     def integers(self, key: str) -> NDArray[np.integer]:
-        """A list of integers, of the file's own type."""
+        """Return the list of integers under a key, in the file's own dtype. Raises ConfigError if there is no such
+        list."""
         value = self.values.get(key)
         if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer):
             raise self.bad(key, "a list of integers")
         return cast("NDArray[np.integer]", value)
 
     def flags(self, key: str) -> list[bool]:
-        """A list of true and false."""
+        """Return the list of booleans under a key. Raises ConfigError if there is no such list."""
         value = self.values.get(key)
         if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
             raise self.bad(key, "a list of true and false")
@@ -97,7 +105,8 @@ class Metadata:
         return found
 
     def shown(self, key: str) -> str:
-        """The value of a key for an error message, cut to a line."""
+        """Return a key's value as text for an error message: a list's length and type, or the value's repr, cut to 80
+        characters."""
         value = self.values[key]
         if isinstance(value, TextArray):
             return f"a list of {len(value)} texts"
@@ -106,7 +115,8 @@ class Metadata:
         return repr(value)[:80]
 
     def bad(self, key: str, wanted: str) -> ConfigError:
-        """The error for a key that is absent or not what is wanted, which is a noun."""
+        """Return the error for a key that is absent, or whose value is not `wanted` (a noun that describes a good
+        value)."""
         if key in self.values:
             return self.fault(f"`{key}` is {self.shown(key)}, not {wanted}")
         return self.fault(f"the file lacks `{key}` ({wanted})")

@@ -34,7 +34,8 @@ class GgufModel:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is to be read as a GGUF file: by its ending, or by its first bytes."""
+    """Return whether a path is a GGUF file: an existing file that ends in .gguf, in any case, or else one that begins
+    with GGUF's magic bytes. False for a file that cannot be read."""
     if path.suffix.lower() == _SUFFIX:
         return path.is_file()
     try:
@@ -45,7 +46,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The files of a folder that are named as GGUF files, in order. Empty where the folder cannot be read."""
+    """Return the files of a folder that end in .gguf, in any case, sorted by path; an empty list if the folder cannot
+    be read."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix.lower() == _SUFFIX and path.is_file())
     except OSError:
@@ -53,7 +55,9 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Read the headers of a model; any file of a split one may be named. Raises ConfigError or Unsupported."""
+    """Read the headers of a model: of one file, or of all shards of a split model, of which `path` may be any. The
+    shards' tensors are merged; the metadata are the first shard's. Raises ConfigError for a missing, damaged or
+    misnamed file, and for shards that do not fit together; Unsupported."""
     if not path.is_file():
         raise ConfigError("MODEL_NOT_FOUND", f"There is no file {path}.", "Check the path.", param="model")
     named = read_header(path)
@@ -84,7 +88,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def _shards(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFile, ...]:
-    """All shards, in order; `named` is the one that was read already."""
+    """Read the headers of all shards in `path`'s folder, in order; `named` is that of `path`, which was read already.
+    Raises ConfigError if shards are missing, or a shard's own number or count is another."""
     paths = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [each.name for each in paths if not each.is_file()]
     if missing:
@@ -104,5 +109,5 @@ def _shards(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFil
 
 
 def _without_suffix(path: Path) -> str:
-    """`Llama-3.1-8B` has no suffix, though `Path.stem` finds one."""
+    """Return the file's name without `.gguf`. `Llama-3.1-8B` has no suffix, though `Path.stem` finds one."""
     return path.stem if path.suffix.lower() == _SUFFIX else path.name

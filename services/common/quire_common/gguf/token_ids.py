@@ -65,7 +65,8 @@ _EOS_UNLESS: Final[Mapping[str, tuple[frozenset[str], ...]]] = MappingProxyType(
 
 
 def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """Ids of the tokens that end an answer: those that the file names, then those that are known by their texts.
+    """Return the ids of the tokens that end an answer, without repeats: those with the roles eos, eot and eom, then
+    control tokens with a known text. Some texts do not count beside certain others.
 
     Empty where the file has none of either. Raises ConfigError for an id outside the vocabulary and for token types
     that are damaged.
@@ -81,7 +82,8 @@ def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
 
 
 def special_token_id(metadata: Metadata, role: str, *, required: bool = False) -> int | None:
-    """Return the id of the token with a role: bos, eos, unknown, padding and so on. None if there is none.
+    """Return the id of the token with a role: bos, eos, unknown, padding and so on. If the file names none, a `llama`
+    vocabulary has default ids for some roles. None if there is no id.
 
     An id outside the vocabulary counts as absent, as in llama.cpp. If its role is an eos role or it is `required`, the
     error is ConfigError instead. In a file without tokens, every int32 is accepted as an id.
@@ -100,7 +102,8 @@ def special_token_id(metadata: Metadata, role: str, *, required: bool = False) -
 
 
 def token_types(metadata: Metadata) -> NDArray[np.integer]:
-    """The TokenType of each token, as integers. Raises ConfigError where they are absent, too few or none of these."""
+    """Return the TokenType of each token, as integers. Raises ConfigError if they are absent, their number is not that
+    of the tokens, or one is no TokenType."""
     types = metadata.integers(TOKEN_TYPES)
     size = len(metadata.text_array(TOKENS))
     if len(types) != size:
@@ -112,7 +115,7 @@ def token_types(metadata: Metadata) -> NDArray[np.integer]:
 
 
 def _control_tokens(metadata: Metadata) -> dict[str, int]:
-    """Ids of control tokens, by text."""
+    """Return the ids of the control tokens, by text; empty if the file has no tokens or no types."""
     if TOKENS not in metadata or TOKEN_TYPES not in metadata:
         return {}
     ids: list[int] = np.flatnonzero(token_types(metadata) == TokenType.CONTROL).tolist()

@@ -143,10 +143,14 @@ def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
 
 
 def caller_check(server: str) -> CallerCheck:
-    """Return the check of all calls of a server. `server` is a key of CALLERS."""
+    """Return a function that checks each call of a server by the table CALLERS. `server` is a key of CALLERS. The
+    function raises PermissionDenied for a caller whose certificate's identity may not call the RPC, and for an RPC
+    without a row."""
     rows = CALLERS[server]
 
     def check(path: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
+        """Raise PermissionDenied unless the RPC of `path` is public, or its row has the identity in the peer's
+        certificate."""
         rpc = path.lstrip("/")
         allowed = rows.get(rpc)
         if allowed == PUBLIC:
@@ -159,6 +163,8 @@ def caller_check(server: str) -> CallerCheck:
 
 
 def _refusal(server: str, rpc: str, caller: str | None, allowed: Iterable[str] | None) -> PermissionDenied:
+    """Return the error for a call that the table does not allow. It names the caller and the RPC; its fix names the
+    URIs that may call the RPC, or says that the RPC has no row."""
     shown = (
         f"The caller {identity_uri(caller)}" if caller is not None else "A caller whose certificate names no identity"
     )

@@ -26,13 +26,14 @@ _ends: dict[str, float] = {}
 
 
 def first_expiry() -> float:
-    """Return the Unix time at which the first certificate of this process expires; 0.0 if it has none."""
+    """Return the earliest Unix time at which a recorded certificate of this process expires; 0.0 if none is
+    recorded."""
     return min(_ends.values(), default=0.0)
 
 
 def record_expiry(path: str, pem: bytes) -> None:
-    """Set the metric to the time at which the first certificate of this file expires. Files without a readable
-    certificate have no metric."""
+    """Record the earliest expiry of the certificates in this file's PEM text, in the metric and for `first_expiry`.
+    Does nothing for a text without a readable certificate."""
     ends = [end for found in _PEM.findall(pem.decode("latin-1")) if (end := _not_after(found)) is not None]
     if ends:
         _ends[path] = min(ends)
@@ -55,7 +56,7 @@ def _not_after(pem: str) -> float | None:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each element. Raises ValueError or IndexError if lengths do not fit."""
+    """Yield tag and content of each DER element. Raises ValueError or IndexError if lengths do not fit."""
     at = 0
     while at < len(der):
         tag, size, at = der[at], der[at + 1], at + 2

@@ -14,8 +14,9 @@ _TLS_FIX = "Give --tls-cert and --tls-key"
 
 
 def require_private(config: ServiceConfig, host: str, option: str, *, secured: bool, fix: str = _TLS_FIX) -> None:
-    """Raise ConfigError if a port without TLS would be open to other hosts. `option` names the option that opens the
-    port, and `fix` the way to give it TLS."""
+    """Raise ConfigError if a port without TLS would be open to other hosts. The port is fine if it is `secured`, `host`
+    is a loopback address, or the config has `insecure`. `option` names the option that opens the port, and `fix` says
+    how to give it TLS."""
     if secured or config.insecure or is_loopback(host):
         return
     raise ConfigError(
@@ -27,8 +28,8 @@ def require_private(config: ServiceConfig, host: str, option: str, *, secured: b
 
 
 def require_near(config: ServiceConfig, host: str, option: str) -> None:
-    """Raise ConfigError if a service would send plain text to another host. `option` names the option with the
-    destination."""
+    """Raise ConfigError if a service would send plain text to another host, unless the config has `insecure`. `option`
+    names the option with the destination."""
     if config.insecure or is_loopback(host):
         return
     raise ConfigError(

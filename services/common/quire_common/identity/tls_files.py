@@ -40,8 +40,8 @@ class TlsContent:
 
 
 def read_tls_files(files: TlsFiles) -> TlsContent:
-    """Read the files. Raises ConfigError for a file that cannot be read or is no PEM, a certificate without its key,
-    and a key that is another certificate's."""
+    """Return the contents of the files, after checking that a server can use them. Raises ConfigError for a file that
+    cannot be read or is no PEM, a certificate without its key, and a key that is another certificate's."""
     server_context(files)
     return TlsContent(
         read_pem(files.cert, "the TLS certificate") if files.any_pair else None,
@@ -51,8 +51,9 @@ def read_tls_files(files: TlsFiles) -> TlsContent:
 
 
 def server_context(files: TlsFiles, clients: ssl.VerifyMode = ssl.CERT_REQUIRED) -> ssl.SSLContext:
-    """Make the context of a server with these files. With an authority, `clients` says whether clients need
-    a certificate. Raises ConfigError as `read_tls_files` does."""
+    """Make the SSL context of a server with these files, and record when the certificates expire. If there is an
+    authority, clients' certificates are verified by it, and `clients` says whether a client needs one. Raises
+    ConfigError as `read_tls_files` does."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if files.any_pair:
         certificate = read_pem(files.cert, "the TLS certificate")
@@ -80,7 +81,8 @@ def server_context(files: TlsFiles, clients: ssl.VerifyMode = ssl.CERT_REQUIRED)
 
 
 def read_pem(path: str, what: str, *, param: str = "") -> bytes:
-    """Read a PEM file. Raises ConfigError that names `what`, and the option `param`."""
+    """Return the bytes of a file, unchecked. Raises ConfigError for a file that cannot be read; its message names
+    `what`, and `param` is the option."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

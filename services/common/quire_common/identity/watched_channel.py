@@ -61,7 +61,9 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         self._closed = False
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for new calls."""
+        """Return the channel for new calls. When the credentials have changed, a channel with the new ones is made and
+        connects beside the old one. It takes over once it is connected, or once the old one no longer is. The old one
+        is closed when its calls have ended."""
         if self._generation != self._credentials.generation and not self._closed:
             self._generation = self._credentials.generation
             if self._next is not None:
@@ -85,7 +87,8 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         await self.current().channel_ready()
 
     async def close(self, grace: float | None = None) -> None:
-        """End all calls, those on channels of before too."""
+        """End all calls: those on former channels at once, those on the present one after `grace` seconds (None: at
+        once)."""
         self._closed = True
         for task in self._retired:
             task.cancel()
@@ -101,13 +104,14 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         await self.close()
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel when its calls have ended."""
+        """Close a channel in the background when its calls have ended, or when this object is closed."""
         task = asyncio.ensure_future(_close_when_idle(channel))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
 
 
 async def _close_when_idle(channel: grpc.aio.Channel) -> None:
+    """Wait until the channel's calls have ended, then close it; if this task is cancelled, end them at once."""
     try:
         await channel.close(_FOREVER_S)
     except asyncio.CancelledError:
@@ -127,7 +131,8 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
         self._closing: dict[grpc.Channel, threading.Timer] = {}
 
     def current(self) -> grpc.Channel:
-        """The channel for new calls."""
+        """Return the channel for new calls: a new one after the credentials have changed. The old one is closed 120 s
+        later, when no call uses it any more."""
         if self._generation == self._credentials.generation:
             return self._channel
         with self._lock:
@@ -147,7 +152,7 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
         self.current().unsubscribe(callback)
 
     def close(self) -> None:
-        """End all calls."""
+        """End all calls, those on former channels too."""
         with self._lock:
             retired, self._closing = self._closing, {}
             self._channel.close()
@@ -188,6 +193,7 @@ class _Calls:
         return self._callable().future(*args, **options)
 
     def _callable(self) -> Any:
+        """Return the callable of this method on the channel for new calls. It is kept until that channel changes."""
         channel = self._current()
         made_for, call = self._made
         if made_for is not channel:

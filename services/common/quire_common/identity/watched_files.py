@@ -52,9 +52,10 @@ class WatchedFiles(Generic[T]):
         _watcher.add(self)
 
     def check(self) -> None:
-        """Load the value if the files have changed. Only one file of a pair may be written yet. So files that change
-        during the load, and very new files that cannot be loaded, are tried again at the next check before an error is
-        reported."""
+        """Load the value again if the files have changed. A new value raises `generation` and goes to `changed`; a
+        failure is logged and counted, and the former value stays. Only one file of a pair may be written yet. So files
+        that change during the load, and very new files that cannot be loaded, are tried again at the next check,
+        without a report."""
         state = _state(self._paths)
         if state in (self._seen, self._refused):
             return
@@ -75,6 +76,7 @@ class WatchedFiles(Generic[T]):
             self._changed(value)
 
     def _refuse(self, error: QuireError) -> None:
+        """Count and log that the changed files cannot be loaded."""
         _reloads.labels(self._what, "refused").inc()
         log.error(
             "changed files cannot be loaded, what was loaded before stays",
@@ -95,6 +97,7 @@ class _Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, files: WatchedFiles[T]) -> None:
+        """Watch these files from now on. Starts the thread if it does not run in this process."""
         with self._lock:
             self._watched.add(files)  # type: ignore[arg-type]  # values are read here and never written
             if self._thread is None or not self._thread.is_alive():  # a child process has no threads of its parent
@@ -102,6 +105,8 @@ class _Watcher:
                 self._thread.start()
 
     def _run(self) -> None:
+        """Check all watched files every `POLL_S`, for ever. An exception of a check is logged. Runs in the watching
+        thread."""
         while True:
             time.sleep(POLL_S)
             with self._lock:
@@ -122,6 +127,7 @@ def _state(paths: Sequence[str]) -> _State:
 
 
 def _file_state(path: str) -> tuple[int, int, int] | None:
+    """Return the file's inode number, time of change in ns and size in bytes; None if it cannot be looked at."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -130,5 +136,6 @@ def _file_state(path: str) -> tuple[int, int, int] | None:
 
 
 def _of_this_moment(state: _State) -> bool:
-    """Whether a file is so new, by the clock, that others may not be written yet."""
+    """Return whether a file changed less than `POLL_S` ago, by the clock, so that others of its pair may not be written
+    yet."""
     return any(file is not None and abs(time.time_ns() - file[1]) < POLL_S * 1e9 for file in state)

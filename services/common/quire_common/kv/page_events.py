@@ -20,7 +20,8 @@ _Page = tuple[bytes, int, bytes]
 
 
 def joined(changes: Iterable[pb.PageEvents], most_pages: int = FRAME_PAGES) -> Iterator[pb.PageEvents]:
-    """Join consecutive changes of one epoch into frames of at most `most_pages` pages. A larger change stays whole."""
+    """Join consecutive changes of one epoch into frames of at most `most_pages` pages; a larger change stays whole. A
+    new frame also begins where a page would be both stored and removed in one frame."""
     frame, pages, stored, removed = pb.PageEvents(), 0, set[_Page](), set[_Page]()
     for change in changes:
         new_stored, new_removed, more = set(_stored(change)), set(_removed(change)), count_pages(change)
@@ -40,13 +41,14 @@ def joined(changes: Iterable[pb.PageEvents], most_pages: int = FRAME_PAGES) -> I
 
 
 def count_pages(frame: pb.PageEvents) -> int:
-    """Pages that a frame speaks of."""
+    """Return the number of pages that a frame stores or removes."""
     stored = sum(len(chain.hashes) for chain in frame.stored)
     return stored + len(frame.removed) + sum(len(gone.hashes) for gone in frame.removed_pages)
 
 
 def _add(frame: pb.PageEvents, change: pb.PageEvents) -> None:
-    """Append a change to the frame; a chain that continues the frame's last one extends it."""
+    """Append a change to the frame, which then covers the sequence numbers up to the change's. A chain that continues
+    the frame's last one extends it."""
     frame.first_sequence = frame.first_sequence or frame.sequence
     frame.sequence = change.sequence
     for chain in change.stored:
@@ -65,7 +67,8 @@ def _pool(chain: pb.StoredPages) -> tuple[bytes, int, str]:
 
 
 def _stored(change: pb.PageEvents) -> Iterator[_Page]:
-    """Yield each page that the change stores, as namespace, group and hash, and once more by its hash alone."""
+    """Yield each page that the change stores, as namespace, group and hash, and once more by its hash alone, to be
+    compared with removals by hash."""
     # Whoever removes by hash alone has one namespace and one group.
     for chain in change.stored:
         for digest in chain.hashes:
@@ -74,8 +77,8 @@ def _stored(change: pb.PageEvents) -> Iterator[_Page]:
 
 
 def _removed(change: pb.PageEvents) -> Iterator[_Page]:
-    """Yield each page that the change removes, as namespace, group and hash; by its hash alone where no more is
-    said."""
+    """Yield each page that the change removes, as namespace, group and hash. For a removal by hash alone, namespace and
+    group are empty and 0."""
     for digest in change.removed:
         yield b"", 0, digest
     for gone in change.removed_pages:

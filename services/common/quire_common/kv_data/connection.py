@@ -54,7 +54,7 @@ class ReceivedFrame:
     fds: list[int]
 
     def close_fds(self) -> None:
-        """Close the descriptors that no handler has taken."""
+        """Close the file descriptors that came with the frame and that no handler has taken."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -82,13 +82,13 @@ class DataConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def server_handshake(self) -> None:
-        """Exchange nonces as the serving end."""
+        """Exchange nonces as the serving end, which sends its greeting first."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._send([pack_hello(ours)])
         self._nonces = (ours, self._exactly(NONCE_BYTES))
 
     def client_handshake(self) -> None:
-        """Exchange nonces as the client."""
+        """Exchange nonces as the client, which receives and checks the server's greeting first."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._nonces = (unpack_hello(self._exactly(HELLO_BYTES)), ours)
         self._send([ours])
@@ -106,7 +106,9 @@ class DataConnection:
         return bool(self._poll.poll(timeout_s * 1000))
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send one frame, with tags made with the lease's key. `head.length` is the payload's length."""
+        """Send one frame, with tags made with the lease's key, and on a Unix socket with descriptors. `head.length` is
+        the payload's length; with 0, no payload is sent. Raises DataConnectionError if the peer has gone or does not
+        read in time."""
         number = 2 * self._sent
         self._sent += 1
         payload_tag = seals.outgoing.tag(number + 1, payload) if head.length else _NO_TAG
@@ -134,15 +136,16 @@ class DataConnection:
         return ReceivedFrame(head, data[: HEAD_BYTES + TAG_BYTES], *tags, number, fds)
 
     def verify_head(self, frame: ReceivedFrame, seals: Seals) -> Head:
-        """Return the frame's head once it is verified; raises DataConnectionError if it was not made with the lease's
-        key."""
+        """Return the frame's head once its tag is verified. Raises DataConnectionError if the head was not made with
+        the lease's key."""
         if not seals.incoming.verify(frame.head_tag, frame.number, frame.packed):
             raise DataConnectionError("forged", "a head was not made with the lease's key")
         return frame.head
 
     def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
-        """Receive the payload of a verified head into `into`, which has its length. The bytes must not be trusted
-        before this method returns."""
+        """Receive the payload of a verified head into `into`, which has its length, and verify its tag. Raises
+        DataConnectionError if it was not made with the lease's key. The bytes must not be trusted before this method
+        returns."""
         self._fill(into)
         if not seals.incoming.verify(frame.payload_tag, frame.number + 1, into):
             raise DataConnectionError("forged", "a payload was not made with the lease's key")
@@ -154,7 +157,7 @@ class DataConnection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket. May be called more than once."""
         self.sock.close()
 
     def _head(self, fds: list[int]) -> bytes:
@@ -179,14 +182,17 @@ class DataConnection:
             raise
 
     def _exactly(self, size: int, *, may_end: bool = False) -> bytes:
+        """Receive exactly `size` bytes and return them. If the peer ends the connection before the first byte and
+        `may_end` is true, returns no bytes; otherwise raises DataConnectionError."""
         data = bytearray(size)
         if size and not self._fill(memoryview(data), may_end=may_end):
             return b""
         return bytes(data)
 
     def _fill(self, into: memoryview, *, may_end: bool = False) -> bool:
-        """Receive as many bytes as `into` has. If the peer ends the connection before the first byte and `may_end` is
-        true, returns False. If it ends otherwise, raises DataConnectionError."""
+        """Receive exactly as many bytes as `into` has, and return True. If the peer ends the connection before the
+        first byte and `may_end` is true, return False. Raises DataConnectionError if it ends otherwise, or the bytes do
+        not come in time."""
         try:
             got = self.sock.recv_into(into, len(into), self._await(len(into)))
         except OSError as error:
@@ -199,7 +205,8 @@ class DataConnection:
         raise DataConnectionError("slow" if got else "ended", f"{got} of {len(into)} bytes came")
 
     def _await(self, size: int) -> int:
-        """Wait until `size` bytes are there, if that is many packets. Returns the flags to receive them with."""
+        """For 128 KiB to 1 MiB over TCP, wait until all `size` bytes have arrived, for the time limit at most. Returns
+        the flags for receiving them: to wait for all, or after the time limit not to wait."""
         if self.local or not _MANY_PACKETS_BYTES <= size <= BODY_BYTES:
             return socket.MSG_WAITALL
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)

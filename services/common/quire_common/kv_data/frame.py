@@ -118,7 +118,8 @@ class Head:
 
     @classmethod
     def unpack(cls, data: bytes) -> Head:
-        """Decode a head. Raises DataConnectionError for what is none, and for too large a payload."""
+        """Decode a head. Raises DataConnectionError for an unknown kind, bits that must be zero, or a payload of more
+        than 4 MiB."""
         kind, flags, zero, page, offset, length, zeros, handle, page_header = _HEAD.unpack(data)
         if zero or zeros or flags & ~_LAST or kind not in _KINDS:
             raise DataConnectionError("garbage", f"no frame: kind {kind}, flags {flags}")
@@ -131,19 +132,20 @@ _KINDS = frozenset(FrameKind)
 
 
 def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
-    """A payload of SHOWN: where each page lies, and its header."""
+    """Encode the payload of SHOWN: for each page its offset and its header."""
     return b"".join(_PLACE.pack(*place) for place in places)
 
 
 def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
-    """Decode a payload of SHOWN. Raises DataConnectionError."""
+    """Decode the payload of SHOWN into offset and header of each page. Raises DataConnectionError for an empty payload
+    or one of another length."""
     if not payload or len(payload) % _PLACE.size:
         raise DataConnectionError("garbage", f"{len(payload)} bytes are not places of pages")
     return list(_PLACE.iter_unpack(payload))
 
 
 def pack_hello(nonce: bytes) -> bytes:
-    """What the store says first."""
+    """Encode the greeting that the serving end sends first, with its nonce."""
     return _HELLO.pack(_MAGIC, VERSION, 0, nonce)
 
 

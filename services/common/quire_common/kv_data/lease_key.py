@@ -18,12 +18,12 @@ NO_KEY = bytes(KEY_BYTES)
 
 
 def handle_of(lease_key: bytes) -> bytes:
-    """The lease's name on data connections."""
+    """Return the lease's name on data connections, 16 bytes: a hash of the key from which the key cannot be derived."""
     return hashlib.blake2b(key=lease_key, person=b"quire kv handle", digest_size=HANDLE_BYTES).digest()
 
 
 def connection_keys(lease_key: bytes, server_nonce: bytes, client_nonce: bytes) -> tuple[bytes, bytes]:
-    """Keys of frames to the store, and of frames from it."""
+    """Return two keys for one connection: that of frames to the store, and that of frames from it."""
     person = b"quire kv frames"
     both = hashlib.blake2b(server_nonce + client_nonce, key=lease_key, person=person, digest_size=2 * KEY_BYTES)
     return both.digest()[:KEY_BYTES], both.digest()[KEY_BYTES:]

@@ -35,11 +35,11 @@ class Seal:
         self._cipher = AESGCM(key)
 
     def tag(self, number: int, data: bytes | memoryview) -> bytes:
-        """The tag of some data; `number` is never used again with other data."""
+        """Return the tag of the data, 16 bytes. `number` is the nonce: it must never be used again with other data."""
         return self._cipher.encrypt(_NONCE.pack(number), b"", data)
 
     def verify(self, tag: bytes, number: int, data: bytes | memoryview) -> bool:
-        """Whether this is the data's tag."""
+        """Return whether this is the tag of the data under this number."""
         return hmac.compare_digest(self.tag(number, data), tag)
 
 

@@ -40,8 +40,9 @@ class ServedSession(ABC, Generic[L]):
         """What answers which requests. Handlers may raise QuireError, which is a refusal, and DataConnectionError."""
 
     def run(self) -> None:
-        """Serve requests until the peer ends the connection, is idle for too long or breaks the protocol; then close
-        the connection. Runs in the session's own thread."""
+        """Serve requests until the peer ends the connection, is idle for longer than `idle_s` or breaks the protocol.
+        `_on_broken` is told of a fault. Then close the connection and call `_on_end`. Runs in the session's own
+        thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():
@@ -74,16 +75,18 @@ class ServedSession(ABC, Generic[L]):
         """Clean up after the end of the connection."""
 
     def _verify(self, frame: ReceivedFrame, seals: Seals) -> None:
-        """Raises DataConnectionError unless the frame was made with these seals' key."""
+        """Verify the frame's head, and note that the peer is authenticated. Raises DataConnectionError unless it was
+        made with these seals' key."""
         self._connection.verify_head(frame, seals)
         self.authenticated = True
 
     def _end(self, head: Head, seals: Seals, page: int = 0) -> None:
-        """The answer's last frame."""
+        """Send END, the last frame of an answer, with `page` as its number."""
         self._connection.send(Head(FrameKind.END, head.handle, page), seals)
 
     def _serve_next(self) -> bool:
-        """Wait for one request and answer it. Returns whether the connection goes on."""
+        """Wait for one request and answer it. An authenticated peer may be idle for `idle_s`. Returns whether the
+        connection goes on; False also when the peer was idle for too long, or has closed the connection."""
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):
             return False
@@ -97,8 +100,10 @@ class ServedSession(ABC, Generic[L]):
             frame.close_fds()
 
     def _answer(self, frame: ReceivedFrame) -> bool:
-        """Verify a request and let its handler answer it; a QuireError is sent as a refusal. Returns whether the
-        connection goes on. Raises DataConnectionError for a frame that is not genuine."""
+        """Verify a request and let the handler of its kind answer it; a QuireError is sent as a refusal. Returns
+        whether the connection goes on: not after an unknown lease, and after another refusal only with
+        `goes_on_refused`. Raises DataConnectionError for a frame that is not genuine, or of a kind without a
+        handler."""
         try:
             seals, lease = self._admit(frame)
         except QuireError as error:

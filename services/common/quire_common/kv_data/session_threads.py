@@ -63,14 +63,15 @@ class SessionThreads:
             on_end()
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no session is busy, but for `timeout_s` at most."""
+        """Wait until no session works on a request, but for `timeout_s` at most. Sessions that wait for their next
+        request do not count."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while any(session.busy for session in self._threads) and time.monotonic() < deadline:
                 self._changed.wait(_LOOK_S)
 
     def close(self, join_s: float) -> None:
-        """End all sessions, and wait up to `join_s` for each."""
+        """End all sessions, and wait up to `join_s` for the thread of each."""
         with self._changed:
             threads = dict(self._threads)
             for session in threads:
@@ -79,8 +80,8 @@ class SessionThreads:
             thread.join(join_s)
 
     def _make_room(self) -> bool:
-        """Stop the session that has waited longest without showing a key; False if there is none. Called with the lock
-        held."""
+        """Stop and forget the session that has waited longest without showing a key. Returns False if all sessions have
+        shown one. Called with the lock held."""
         oldest = next((each for each in self._threads if not each.authenticated), None)
         if oldest is None:
             return False
@@ -89,7 +90,8 @@ class SessionThreads:
         return True
 
     def _run(self, session: ServedSession[Any], on_end: Callable[[], None]) -> None:
-        """Serve the session, then forget it and call `on_end`. What breaks it is logged."""
+        """Serve the session, then forget it and call `on_end`. An exception that breaks it is logged. Runs in the
+        session's thread."""
         try:
             with contextlib.suppress(OSError):  # it was stopped before it began
                 session.run()

@@ -18,8 +18,9 @@ _CLOSE_LIMIT_S = 10.0
 
 
 async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
-    """Register the service if discovery is a registry, and return the Discovery; closing it withdraws the registration.
-    Returns None if discovery needs no registration. Raises ConfigError."""
+    """Register the service under `--advertise`, or else `address`, and return the Discovery; closing it withdraws the
+    registration. Returns None if discovery needs no registration (static, dns). Raises ConfigError for a bad address,
+    or one that means every address of the host."""
     if config.discovery in PASSIVE:
         return None
     advertised = config.advertise or address
@@ -52,7 +53,8 @@ class ThreadAnnouncement:
             self._thread.start()
 
     def close(self) -> None:
-        """Withdraw the registration, and end the thread."""
+        """Withdraw the registration, if there is one, and end the thread. Waits; raises TimeoutError if the withdrawal
+        takes more than 10 s."""
         if self._discovery is not None and self._thread is not None:
             closing = asyncio.run_coroutine_threadsafe(self._discovery.close(), self._loop)
             try:

@@ -65,23 +65,25 @@ class AioHealth(health.aio.HealthServicer):  # type: ignore[misc]  # grpc publis
         self._telling: set[asyncio.Task[None]] = set()
 
     async def watch(self, names: Sequence[str]) -> None:
-        """Answer for these gRPC services from now on."""
+        """From now on, answer health checks for these gRPC services, the empty name and `readiness` by the readiness,
+        and for `liveness` with SERVING."""
         self._names = (*names, "", READINESS)
         await self.set(LIVENESS, _Status.SERVING)
         await self._tell()
 
     async def ready(self) -> None:
-        """Report that the start has succeeded."""
+        """Note that the start has succeeded, and report the readiness under all names."""
         self.readiness.start()
         await self._tell()
 
     async def leave(self) -> None:
-        """Report that the stop has begun."""
+        """Note that the stop has begun, and report NOT_SERVING under all names but `liveness`."""
         self.readiness.leave()
         await self._tell()
 
     def set_serving(self, up: bool) -> None:
-        """Note whether the service still serves. Peers are told at once, or when it is ready."""
+        """Note whether the service's dependencies are available. A change is reported by a task in this loop; before
+        the start has succeeded and after the stop has begun, the report stays NOT_SERVING."""
         if not self.readiness.set_up(up):
             return
         task = asyncio.ensure_future(self._tell())
@@ -103,18 +105,19 @@ class SyncHealth(health.HealthServicer):  # type: ignore[misc]  # grpc publishes
         self._telling = threading.Lock()
 
     def watch(self, names: Sequence[str]) -> None:
-        """Answer for these gRPC services from now on."""
+        """From now on, answer health checks for these gRPC services, the empty name and `readiness` by the readiness,
+        and for `liveness` with SERVING."""
         self._names = (*names, "", READINESS)
         self.set(LIVENESS, _Status.SERVING)
         self._tell()
 
     def ready(self) -> None:
-        """The start has succeeded."""
+        """Note that the start has succeeded, and report the readiness under all names."""
         self.readiness.start()
         self._tell()
 
     def leave(self) -> None:
-        """The stop has begun."""
+        """Note that the stop has begun, and report NOT_SERVING under all names but `liveness`."""
         self.readiness.leave()
         self._tell()
 
@@ -125,7 +128,8 @@ class SyncHealth(health.HealthServicer):  # type: ignore[misc]  # grpc publishes
 
 
 def loop_answers(loop: asyncio.AbstractEventLoop, limit_s: float = _LOOP_LIMIT_S) -> bool:
-    """Whether the event loop runs a callback within the limit. Called, and waits, in another thread than the loop's."""
+    """Return whether the event loop runs a callback within `limit_s`; False also for a closed loop. Called, and blocks,
+    in another thread than the loop's."""
     answered = threading.Event()
     try:
         loop.call_soon_threadsafe(answered.set)

@@ -72,7 +72,8 @@ class BoundServer:
     _leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def fail(self, error: QuireError) -> None:
-        """End the process with the error as its headline; callable from any thread."""
+        """End the process without a drain. The first error given is logged as the cause, and the exit code says that it
+        failed. Callable from any thread."""
         self._fail(error)
 
     def set_serving(self, up: bool) -> None:
@@ -135,9 +136,9 @@ class SyncService(Protocol):
 
 
 def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
-    """Make the config from flags and run the service. This is the body of every `__main__`. A bad flag is logged as a
-    typed error on one line. With `--explain-config`, every value and its origin are printed, and nothing runs. Returns
-    the exit code."""
+    """Make the config from flags, environment and file, and run the service with it. This is the body of every
+    `__main__`. A config error is logged as a typed error on one line. With `--explain-config`, every value and its
+    origin are printed as JSON, and nothing runs. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if _EXPLAIN in argv:
@@ -159,16 +160,16 @@ def run_aio(
     limits: PortLimits | None = None,
     public_tls: TlsFiles | None = None,
 ) -> int:
-    """Run an asyncio service until a signal. Returns the exit code. Without `metrics_port`, the service itself serves
-    `--metrics-listen`. `limits` and `public_tls` (the certificate) are for a port that clients outside the cluster
-    reach."""
+    """Run an asyncio service, on uvloop, until a signal or `BoundServer.fail`. Returns the exit code. Without
+    `metrics_port`, the service itself serves `--metrics-listen`. `limits` and `public_tls` (the certificate) are for a
+    port that clients outside the cluster reach. Limits the C library's heaps for the process."""
     set_malloc_limits()
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits, public_tls or tls_files(config)))
 
 
 def public_server(limits: PortLimits | None, gate: CallGate, callers: CallerCheck | None = None) -> grpc.aio.Server:
-    """Make an asyncio server with the interceptors of all services. `limits` None: a port that only peers reach.
-    `callers` refuses callers by their certificates."""
+    """Make an asyncio gRPC server with the interceptors of all services, and `gate` after them. `limits` None: a port
+    that only peers reach, without limits. `callers` refuses callers by their certificates."""
     receive_timeout_s = limits.receive_timeout_s if limits else 0.0
     return grpc.aio.server(
         interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s, callers=callers), gate],
@@ -267,8 +268,10 @@ async def _serve_aio(
 
 
 def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
-    """Run a threaded service until a signal or `BoundServer.fail`. Returns the exit code. `max_workers` threads answer
-    calls. Calls beyond a multiple of that number are refused."""
+    """Run a threaded service from binding its port to its end, and return the exit code. It starts in a thread, is
+    announced, and serves until a signal or `BoundServer.fail`. Then it leaves and drains, but not after a failure, and
+    is closed. `max_workers` threads answer calls; calls beyond eight times as many are refused. If the start still runs
+    at the end, the process exits here at once."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()
@@ -304,6 +307,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         log.info("listening", address=bound.address)
 
         def become_ready(service: SyncService) -> None:
+            """Start the service; then, unless a signal has come meanwhile, report that it is ready and announce it."""
             service.start()
             settle()
             if stopped.is_set():
@@ -354,7 +358,8 @@ def _wait_signal(event: threading.Event, limit_s: float = math.inf) -> None:
 def _start_sync(
     become_ready: Callable[[SyncService], None], service: SyncService, fail: Callable[[QuireError], None]
 ) -> None:
-    """Start the service. Runs in a thread; an error goes to `fail`."""
+    """Start the service by `become_ready`. Runs in a thread of its own; an error is not raised but goes to `fail`, and
+    one that is no QuireError is logged with its traceback."""
     try:
         become_ready(service)
     except Exception as error:
@@ -370,8 +375,9 @@ def _bind(
     name: str,
     fail: Callable[[QuireError], None],
 ) -> BoundServer:
-    """Bind the address of --listen, and return the parts of the process that the service may use. Raises ConfigError if
-    the port is taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
+    """Bind the address of --listen, with TLS if there is a certificate, and return the parts of the process that the
+    service may use. An instance without a name gets one from service and port or address. Raises ConfigError if the
+    port is taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
     require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)
@@ -396,6 +402,8 @@ def _bind(
 
 
 def _serve_metrics(config: ServiceConfig, probes: Probes) -> None:
+    """Serve metrics and probes on `--metrics-listen`, if it is given, over TLS if the service has a certificate;
+    clients may come without one. Raises ConfigError, also for a port without TLS that other hosts reach."""
     if not config.metrics_listen:
         return
     tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")
@@ -420,8 +428,8 @@ def _exit_code(failures: Sequence[QuireError]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once, although the start still runs in a thread. If the interpreter ended first, native code
-    of the start would call abort."""
+    """End the process at once with this exit code, although the start still runs in a thread; output is flushed first.
+    If the interpreter ended first, native code of the start would call abort."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -35,8 +35,9 @@ def bind_key_name(name: str) -> None:
 
 
 def audit(action: str, outcome: str, *, identity: str = "", peer: str = "") -> None:
-    """Record a call in the audit log. `action` is an RPC, or a method and a route. `outcome` is `allowed`, `begun` or
-    an error's code. `identity` is the identity in the caller's certificate, and `peer` is the caller's address."""
+    """Log an administrative or refused call, and count it by action and outcome. `action` is an RPC, or a method and a
+    route. `outcome` is `allowed`, `begun` or an error's code. `identity` is the identity in the caller's certificate,
+    and `peer` is the caller's address. The bound key name and subject are logged too."""
     _calls.labels(action, outcome).inc()
     names = {"identity": identity, "api_key_name": _key_name.get(), "subject": _subject.get()}
     log.info("audit", action=action, outcome=outcome, peer=peer, **names)

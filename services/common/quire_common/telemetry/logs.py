@@ -94,7 +94,8 @@ def get_logger(name: str) -> Log:
 
 
 def setup_logging(service: str, level: str, fmt: str, *, instance: str = "", stream: TextIO | None = None) -> None:
-    """Send all log lines of the process to `stream` (stderr). `fmt` is json or pretty."""
+    """Send all log lines of the process, of `level` and above, to `stream` (None: stderr), in place of an earlier
+    setup. `fmt` is json or pretty. Python's warnings are logged too. `service` and `instance` are in each line."""
     set_identity(service, instance)
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -119,7 +120,8 @@ def identity() -> tuple[str, str]:
 
 
 def bind_request_id(value: str | bytes | None) -> contextvars.Token[str]:
-    """Set the request id of this context, bounded and printable, since it comes from a peer."""
+    """Set the request id of this context. Since it comes from a peer, it is cut to 128 characters, and others than
+    printable ASCII are removed. Returns the token that resets it."""
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""
     return request_id.set("".join(c for c in text[:_MAX_ID] if c.isascii() and c.isprintable()))
 
@@ -128,8 +130,8 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the JSON line: time, level and identity first, then ids, then the event's own fields, secrets
-        masked."""
+        """Return the JSON line: time, level and identity first, then the message and ids, then the event's own fields.
+        Secret fields are masked, and a field with a name of ours gets an underscore."""
         line: dict[str, Any] = {
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),
@@ -153,7 +155,8 @@ class PrettyFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line: clock, level, service, message, fields, with a traceback if there is one."""
+        """Return the line: clock, level, service, message, fields and ids, with a traceback if there is one. Secret
+        fields are masked, control characters escaped."""
         start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"

@@ -58,7 +58,8 @@ def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
 def histogram(
     name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
 ) -> Histogram:
-    """Return the metric of this name, a distribution, made at its first use. The unit is in the name."""
+    """Return the histogram of this name, made at its first use; `buckets` are upper bounds in the unit that the name
+    says. Raises ValueError for a name without `quire_`, or one that exists with another type or other labels."""
     return _metric(
         Histogram, name, labels, lambda: Histogram(name, help_text, labels, buckets=buckets, registry=registry)
     )
@@ -70,8 +71,8 @@ def render() -> bytes:
 
 
 def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None = None) -> MetricsServer:
-    """Serve `/metrics`, `/livez` and `/readyz` on `host:port` (0: a free port), over TLS if there is a context. Raises
-    ConfigError."""
+    """Start an HTTP server of `/metrics`, `/livez` and `/readyz` on `host:port` (0: a free port), over TLS if there is
+    a context, and return it. Raises ConfigError for a bad address or a port that is taken."""
     host, port = split_address(address, "metrics_listen")
     try:
         return MetricsServer(host, port, registry, probes, context)

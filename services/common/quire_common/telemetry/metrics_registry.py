@@ -44,7 +44,7 @@ class MetricsRegistry(CollectorRegistry):
         self._models = {**self._models, prefix: model}
 
     def add_aliases(self, aliases: Iterable[Alias]) -> None:
-        """Repeat metrics under other names from now on. An alias is added only once."""
+        """Repeat metrics under other names at each scrape from now on. An alias that was added before is ignored."""
         known = dict(self._aliases)
         for alias in aliases:
             before = known.get(alias.source, ())
@@ -53,7 +53,8 @@ class MetricsRegistry(CollectorRegistry):
         self._aliases = known
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each family, and after it its aliases with the same numbers."""
+        """Yield each family of metrics, with the label `model_name` where `name_model` asks for it, and after it its
+        aliases with the same numbers."""
         models, aliases = self._models, self._aliases
         for family in super().collect():
             model = next((name for prefix, name in models.items() if family.name.startswith(prefix)), None)
@@ -76,7 +77,7 @@ class _RestrictedRegistry(RestrictedRegistry):
         self._names = names
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each family that has such samples, with these alone."""
+        """Yield each family, aliases included, that has samples with the wanted names, reduced to these samples."""
         for family in self._whole.collect():
             samples = [sample for sample in family.samples if sample.name in self._names]
             if samples:
@@ -91,7 +92,8 @@ def _labelled(sample: Sample, model: str) -> Sample:
 
 
 def _repeated(family: Metric, alias: Alias) -> Metric:
-    """Return the family under the alias's name and with the alias's labels."""
+    """Return the family under the alias's name and with the alias's labels added. Labels in `without` are removed, and
+    samples that then are alike are summed. Creation timestamps are left out."""
     repeated = Metric(alias.name, family.documentation, family.type)
     samples = [sample for sample in family.samples if not sample.name.endswith(_CREATED)]
     if alias.without:

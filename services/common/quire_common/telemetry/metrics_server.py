@@ -52,7 +52,7 @@ class MetricsServer:
         self.address = f"{self._server.server_address[0]!s}:{self._server.server_port}"
 
     def close(self) -> None:
-        """Stop serving and free the port."""
+        """Stop serving, free the port, and wait for the server's thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -76,7 +76,7 @@ class _Server(ThreadingWSGIServer):
         super().__init__(address, handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, in its thread: under TLS, the handshake comes first."""
+        """Serve a connection, in its own thread. Under TLS the handshake comes first, with a time limit of 10 s."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -90,10 +90,12 @@ class _Server(ThreadingWSGIServer):
 
 
 def _with_probes(probes: Probes, app: WSGIApplication) -> WSGIApplication:
-    """Wrap the application: `/livez` and `/readyz` are answered by the probes, with 200 or 503."""
+    """Wrap the application: `/livez` and `/readyz` are answered by the probes, with 200 or 503 and JSON. Other paths go
+    to the application."""
     routes = {"/livez": ("live", probes.live), "/readyz": ("ready", probes.ready)}
 
     def probed(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer a probe's path by calling the probe; pass other requests to the application."""
         route = routes.get(environ["PATH_INFO"])
         if route is None:
             return app(environ, start_response)
@@ -106,7 +108,7 @@ def _with_probes(probes: Probes, app: WSGIApplication) -> WSGIApplication:
 
 
 def _guarded(app: WSGIApplication) -> WSGIApplication:
-    """Wrap the application: clients that may not read metrics get 403."""
+    """Wrap the application: a client that may not read metrics gets 403 with the reason."""
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if refusal := environ[_REFUSAL]:
@@ -118,7 +120,8 @@ def _guarded(app: WSGIApplication) -> WSGIApplication:
 
 
 def _refusal(connection: object) -> str:
-    """Return why the client may not read metrics; empty if it may. Without an authority everybody may."""
+    """Return why the client may not read metrics, by the identity in its certificate; empty if it may. Without TLS or
+    without an authority everybody may."""
     if not isinstance(connection, ssl.SSLSocket) or connection.context.verify_mode is ssl.CERT_NONE:
         return ""
     names = (connection.getpeercert() or {}).get("subjectAltName", ())

@@ -48,7 +48,8 @@ class OtlpSpans(OTLPSpanExporter):
 
 
 def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """The request that exports spans of one process."""
+    """Return the OTLP request that exports these spans. They are of one process, at least one: the first one's resource
+    stands for all."""
     resource = spans[0].resource
     described = Resource(attributes=_attributes(resource.attributes))
     scope = ScopeSpans(scope=_SCOPE, spans=[_span(each) for each in spans])
@@ -58,7 +59,7 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
 
 
 def _span(span: ReadableSpan) -> Span:
-    """Encode a span that has ended."""
+    """Encode a span that has ended, with attributes, events and status, without links."""
     context, parent = span.context, span.parent
     return Span(
         trace_id=context.trace_id.to_bytes(16, "big"),
@@ -81,6 +82,7 @@ def _event(event: Event) -> Span.Event:
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> list[KeyValue]:
+    """Encode attributes; lists and tuples become arrays. Messages of single values are kept and shared."""
     if not attributes:
         return []
     return [
@@ -99,6 +101,7 @@ def _array(values: Sequence[Any]) -> AnyValue:
 
 
 def _value(value: str | bool | int | float) -> AnyValue:
+    """Encode a boolean, an integer, a float or a text by its type."""
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int):

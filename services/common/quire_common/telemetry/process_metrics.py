@@ -22,7 +22,8 @@ def show_build(service: str) -> None:
 
 
 async def watch_loop_lag() -> None:
-    """Measure the running loop's lag until this task is cancelled."""
+    """Every 0.25 s, record how many seconds later than asked the running loop wakes this task, until the task is
+    cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _LAG_INTERVAL_S

@@ -48,8 +48,9 @@ class SpanRecorder:
         attributes: Attributes,
         start_ns: int | None = None,
     ) -> trace.Span:
-        """Start a span below the span of `context` (None: of the current context). `start_ns` is a `time.time_ns()`;
-        None: now."""
+        """Start a span below the span of `context` (None: of the current context); without such a span it begins a
+        trace. Returns a span that records nothing if the trace is not sampled: the parent decides, or for a new trace
+        its random id and the ratio. `start_ns` is a `time.time_ns()`; None: now."""
         above = trace.get_current_span(context).get_span_context()
         parent = above if above.is_valid else None
         if parent is None:
@@ -97,7 +98,7 @@ class RecordedSpan(trace.Span, ReadableSpan):
         self._instrumentation_info = self._instrumentation_scope = None
 
     def end(self, end_time: int | None = None) -> None:
-        """End the span now, or at `end_time` in nanoseconds. Later ends are ignored."""
+        """End the span now, or at `end_time` in nanoseconds, and hand it to the processor. Later ends are ignored."""
         if self._end_time is None:
             self._end_time = time.time_ns() if end_time is None else end_time
             self._processor.on_end(self)
@@ -135,5 +136,6 @@ class RecordedSpan(trace.Span, ReadableSpan):
         timestamp: int | None = None,
         escaped: bool = False,
     ) -> None:
-        """Record the class of an exception. Its text stays here: it may contain what clients sent."""
+        """Add an event with the class of an exception. The exception's text is left out: it may contain what clients
+        sent."""
         self.add_event("exception", {"exception.type": type(exception).__name__, **(attributes or {})}, timestamp)

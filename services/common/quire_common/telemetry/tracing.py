@@ -71,11 +71,12 @@ def setup_tracing(
     ratio: float = 1.0,
     processor: SpanProcessor | None = None,
 ) -> None:
-    """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests). Without either, do nothing.
+    """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests), in place of an earlier setup.
+    Without either, do nothing.
 
     `ca` is a PEM file with the authority of an https endpoint; empty: the system's authorities. `ratio` is the share of
     traces that are sampled, among traces that begin in this process. A trace with a parent keeps the parent's decision.
-    Raises ConfigError if the authority is unreadable, or if the endpoint is not https.
+    Raises ConfigError if the authority is unreadable, or if it is given for an endpoint that is not https.
     """
     global _recorder  # noqa: PLW0603  # tracing is a property of the process
     if not endpoint and processor is None:
@@ -109,7 +110,8 @@ def setup_tracing_of(config: TracingConfig, service: str, instance: str) -> None
 
 
 def shutdown_tracing(timeout_s: float = 3.0) -> None:
-    """Flush and stop; waits at most `timeout_s`, since a dead collector must not hold up the service's end."""
+    """Send the spans that have ended, and stop tracing; waits at most `timeout_s`, since a dead collector must not hold
+    up the service's end. Does nothing without tracing."""
     global _recorder  # tracing is a property of the process
     recorder, _recorder = _recorder, None
     if recorder is not None:
@@ -130,7 +132,8 @@ def start_span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
-    """Start a span that the caller ends, without making it the current one. `parent` None: the current span."""
+    """Start a span that the caller ends, without making it the current one. `parent` None: the current span. Without
+    tracing, returns a span that records nothing."""
     if (recorder := _recorder) is None:
         return trace.INVALID_SPAN
     return recorder.start_span(name, parent, kind, attributes)
@@ -144,7 +147,9 @@ def span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
-    """Context: a span that is the current one for the block's duration. An exception marks it and passes through."""
+    """Context manager: yield a new span, which is the current one inside the block and ends with it. An exception gives
+    it the error status, with the exception's class name, and passes through. Without tracing, the span records
+    nothing."""
     if (recorder := _recorder) is None:
         yield trace.INVALID_SPAN
         return
@@ -170,8 +175,8 @@ def record_span(
     *,
     error_type: str = "",
 ) -> None:
-    """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. Nothing
-    without tracing."""
+    """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. A span
+    with an `error_type` gets the error status. Does nothing without tracing."""
     if (recorder := _recorder) is None:
         return
     ended = recorder.start_span(name, parent, kind, attributes, start_ns)
@@ -192,7 +197,8 @@ def context_of(parent: Span) -> Context:
 
 
 def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> None:
-    """Write the current span (or `parent`) into a request; without tracing, what is there passes through."""
+    """Write the W3C trace context of the current span (or of `parent`) into a request. Without tracing, what the
+    request has stays."""
     headers = inject_headers(parent)
     if headers:
         context.traceparent = headers["traceparent"]
@@ -200,7 +206,8 @@ def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> No
 
 
 def extract(context: common_pb2.RequestContext) -> Context:
-    """The parent that a request names; the current context where it names none."""
+    """Return a context with the parent span that a request names; the current context where it names none, or without
+    tracing."""
     if _recorder is None or not context.traceparent:
         return otel_context.get_current()
     return extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
@@ -208,7 +215,8 @@ def extract(context: common_pb2.RequestContext) -> Context:
 
 @contextlib.contextmanager
 def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
-    """Context for work done for a request by a thread or task that serves many: calls within carry its id and trace."""
+    """Context manager for work done for a request by a thread or task that serves many: log lines and calls within
+    carry the request's id and trace. None: nothing changes."""
     if context is None:
         yield
         return
@@ -222,7 +230,7 @@ def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
 
 
 def inject_headers(parent: Span | None = None) -> dict[str, str]:
-    """Return the W3C headers of the current span (or `parent`); empty without tracing."""
+    """Return the W3C headers (`traceparent`, `tracestate`) of the current span (or `parent`); empty without tracing."""
     if _recorder is None:
         return {}
     context = (trace.get_current_span() if parent is None else parent).get_span_context()
@@ -234,7 +242,8 @@ def inject_headers(parent: Span | None = None) -> dict[str, str]:
 
 
 def extract_headers(headers: Mapping[str, str]) -> Context:
-    """The parent of W3C headers; malformed ones name none. Without tracing, the current context."""
+    """Return a context with the parent span that W3C headers name; without a parent if they are malformed. Without
+    tracing, return the current context."""
     if _recorder is None:
         return otel_context.get_current()
     # The propagator reads all that the standard allows, and takes longer.
@@ -248,7 +257,8 @@ def extract_headers(headers: Mapping[str, str]) -> Context:
 
 
 def _otlp_processor(endpoint: str, ca: str) -> SpanProcessor:
-    """Make the processor that sends spans to the endpoint in batches, over TLS if the endpoint begins with https."""
+    """Make the processor that sends spans to the endpoint in batches from a bounded queue, over TLS if the endpoint
+    begins with https. Without `ca`, the system's authorities apply. Raises ConfigError as `_authority` does."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     from quire_common.telemetry.otlp_spans import OtlpSpans
@@ -261,7 +271,8 @@ def _otlp_processor(endpoint: str, ca: str) -> SpanProcessor:
 
 
 def _authority(endpoint: str, ca: str) -> bytes:
-    """Read the endpoint's authority. Raises ConfigError."""
+    """Return the bytes of the endpoint's authority file. Raises ConfigError if the endpoint is not https, or the file
+    cannot be read."""
     if not endpoint.startswith("https://"):
         raise ConfigError(
             "OTLP_WITHOUT_TLS",

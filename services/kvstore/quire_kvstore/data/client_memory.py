@@ -52,7 +52,7 @@ class ClientMemory:
         return copy_body(header, self._bytes[offset : offset + len(into)], into)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Unmap the lent memory. Does nothing if that was done before."""
         if self._bytes is not None:
             self._bytes = None
             self._map.close()

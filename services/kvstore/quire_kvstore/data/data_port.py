@@ -68,7 +68,8 @@ class DataPort:
         self._sessions.wait_idle(timeout_s)
 
     def close(self) -> None:
-        """Stop accepting, and end all connections."""
+        """Stop accepting, close the listeners, and end all connections. Waits up to 5 s for each thread that serves
+        one."""
         os.eventfd_write(self._stop, 1)
         if self._thread.ident is not None:
             self._thread.join()
@@ -81,7 +82,8 @@ class DataPort:
         return len(self._sessions)
 
     def _accept(self) -> None:
-        """Accept connections, and serve each by a thread of its own, until `close`. Runs in the port's thread."""
+        """Accept connections on all listeners, and serve each by a thread of its own, until `close`. A failed accept is
+        logged, and the next one follows after 10 ms. Runs in the port's thread."""
         poll = select.poll()
         for fd in (self._stop, *self._listeners):
             poll.register(fd, select.POLLIN)
@@ -99,6 +101,7 @@ class DataPort:
                 self._begin(sock, metrics)
 
     def _begin(self, sock: socket.socket, metrics: DataMetrics) -> None:
+        """Serve the connection in a thread of its own, and count it while it lasts."""
         connection = DataConnection(sock, self._config.data_timeout_s)
         session = DataSession(connection, self._store, metrics, self._config)
         metrics.connections.inc()
@@ -106,7 +109,8 @@ class DataPort:
 
 
 def _tcp_listener(host: str, port: int) -> socket.socket:
-    """Open the data port's listening socket. Raises ConfigError where the port cannot be had."""
+    """Open the data port's listening socket, IPv6 if the host has a colon. Raises ConfigError if it cannot listen
+    there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -61,9 +61,9 @@ class DataSession(ServedSession[bytes]):
             self._client_memory.close()
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, bytes]:
-        """Find the lease that the frame's handle names, and verify the frame by the lease's key. Returns its seals and
-        its name; an empty name for a lease that was used here and has ended, which the store refuses. Raises
-        DataConnectionError."""
+        """Find the lease that the frame's handle names, and verify the frame by the lease's key. Returns the
+        connection's seals for this lease, and its name. The name is empty for a lease that was used on this connection
+        and has ended; the store refuses it. Raises DataConnectionError for an unknown handle or a forged frame."""
         handle = frame.head.handle
         found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
@@ -79,8 +79,8 @@ class DataSession(ServedSession[bytes]):
         return seals, b"" if found is None else found[0]
 
     def _get(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Send the pages of the lease that the frame asks for, in parts, then an end frame. Raises DataConnectionError
-        where the peer is too slow in taking them."""
+        """Send the pages of the lease whose indices the frame carries (none: all of them), in parts, then an end frame
+        with their number. Raises DataConnectionError if the peer takes longer than `transfer_timeout_s` over them."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
@@ -99,8 +99,9 @@ class DataSession(ServedSession[bytes]):
         self._end(frame.head, seals, len(indices))
 
     def _put(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Receive one part of a page into the store, and confirm the page after its last part. Once a part is refused,
-        the rest of the page is received and dropped, and the error is raised at the last part."""
+        """Receive one part of a page into the store; the first part brings the page's header. After the last part,
+        confirm the page to the client. Once a part is refused, the rest of the page is received and dropped, and the
+        error is raised at the last part."""
         head, first = frame.head, frame.head.offset == 0
         prefix = HEADER_BYTES if first else 0
         if first:
@@ -122,12 +123,13 @@ class DataSession(ServedSession[bytes]):
             raise self._put_error
 
     def _verify_page(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        """Verify a page that the client found damaged, and answer END, with 1 if the page is intact here, else 0."""
         (index,) = self._store.readable_indices(lease, [frame.head.page])
         self._end(frame.head, seals, int(self._store.verify_page(lease, index)))
 
     def _send_arena_fd(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Send a descriptor of the arena to a client of this host, which reads pages there. Raises Unsupported where
-        the arena cannot be sealed."""
+        """Send a read-only descriptor of the arena to a client of this host with a lookup's lease, which then reads
+        pages there. Raises NotFound for another lease, Unsupported where the arena cannot be sealed."""
         self._store.readable_indices(lease, ())
         fd = self._store.shareable_fd()
         if fd is None:
@@ -135,7 +137,8 @@ class DataSession(ServedSession[bytes]):
         self._connection.send(Head(FrameKind.END, frame.head.handle), seals, fds=[fd])
 
     def _attach_memory(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Map the memory that the client lends, in place of any that it lent before, and confirm that."""
+        """Map the memory whose descriptor the client sends, in place of any that it lent before, and confirm that.
+        Raises DataConnectionError unless one descriptor came that can be mapped safely."""
         if len(frame.fds) != 1:
             raise DataConnectionError("garbage", "nothing was lent")
         if self._client_memory is not None:
@@ -144,8 +147,8 @@ class DataSession(ServedSession[bytes]):
         self._end(frame.head, seals, 0)
 
     def _copy_from_client(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Copy a page from the memory that the client lends into the store, and confirm it. Raises DataConnectionError
-        where no memory was lent."""
+        """Copy a whole page from the memory that the client lends into the store, with the header from the frame, and
+        confirm it to the client. Raises DataConnectionError if no memory was lent, or it ends too early."""
         head, client_memory = frame.head, self._client_memory
         if client_memory is None:
             raise DataConnectionError("garbage", "a page of no memory")

@@ -20,17 +20,18 @@ _MIN_WITHOUT_GIL_BYTES = 32 << 10
 
 
 def whole_blocks(size: int) -> int:
-    """Bytes of the blocks that hold `size` bytes."""
+    """Return `size` rounded up to whole blocks of 4096 bytes."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether the memory begins at an address that a disk can write from and read into."""
+    """Return whether the memory begins at a multiple of 512 bytes, from which a disk can write and into which it can
+    read."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) % ALIGN_BYTES == 0
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy the bytes, without the interpreter's lock where there are many."""
+    """Copy `source` into `target`, of the same size. From 32 KiB on, the copy does not hold the interpreter's lock."""
     if len(source) < _MIN_WITHOUT_GIL_BYTES:
         target[:] = source
     else:
@@ -45,8 +46,8 @@ class AlignedBuffers:
 
     @contextlib.contextmanager
     def borrow(self, size: int) -> Iterator[memoryview]:
-        """Context: `size` bytes of this thread's aligned memory, of any content. Not to be borrowed twice at once by
-        one thread."""
+        """Context manager: yield `size` bytes of this thread's page-aligned memory, of any content. The memory is kept
+        for the next use, and grows when needed. A thread must not borrow twice at once."""
         block: mmap.mmap | None = getattr(self._local, "block", None)
         if block is None or len(block) < size:
             block = self._local.block = mmap.mmap(-1, max(size, BLOCK_BYTES))
@@ -55,7 +56,8 @@ class AlignedBuffers:
 
 
 def skip_bytes(parts: list[memoryview], done: int) -> list[memoryview]:
-    """Return the pieces of memory without the first `done` bytes of them all in a row."""
+    """Return the pieces of memory without the first `done` bytes of them all in a row; pieces that are skipped whole
+    are left out."""
     rest: list[memoryview] = []
     for part in parts:
         if done < len(part):

@@ -84,15 +84,16 @@ class DiskBackend:
         return key in self._index
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """Noted on the disk when a page is read."""
+        """Mark these pages as used, in memory alone; the time on the disk is set when a page is read."""
         self._index.touch(keys)
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
         self._index.refresh(keys)
 
     def open(self) -> None:
-        """Claim the folder, and index its pages; pages beyond the capacity are removed. A failure is counted and tried
-        again later. Does nothing if the disk is open already, or if it is too early to try again."""
+        """Lock the folder, and index its pages by their headers; the oldest pages beyond the capacity are removed. A
+        failure is counted, logged once and tried again later. Does nothing if the disk is open already, or if it is too
+        early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -131,8 +132,8 @@ class DiskBackend:
         self.open()
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Read the file of each page into the buffer that the job is given, and deliver it, or None where it cannot be
-        read."""
+        """Read the file of each page into the buffer that `allocate_buffer` gives, and deliver the bytes read; None if
+        the page is not indexed or cannot be read. A job without a buffer is skipped."""
         for job in jobs:
             size = self._index.size(job.key)
             if size is None:  # it has gone meanwhile
@@ -153,6 +154,7 @@ class DiskBackend:
         return sum(self._write(job, framed) for job, framed in pages)
 
     def discard(self, key: PageKey) -> None:
+        """Remove the page's file, forget the page, and report its removal if it was indexed."""
         self._remove([key])  # before it is forgotten: until then nobody writes it anew
         if self._index.forget(key):
             self._on_pages_removed([key])
@@ -162,14 +164,14 @@ class DiskBackend:
         self._files.close()
 
     def check_integrity(self) -> None:
-        """The index agrees with itself, and every page of it has its file."""
+        """Raise AssertionError unless the index agrees with itself, and every page in it has its file."""
         self._index.check_integrity()
         missing = [key for key in self._index.held_keys() if not self._files.path(key).is_file()]
         require(not missing, "a page of the index has no file")
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
-        """Write one page, and evict others to make room. Returns whether the page is stored now. After a failed write,
-        the disk is not used for some time; if it is full, a few old pages are removed too."""
+        """Write one page, and evict others to make room. Returns whether the page is stored now, or was before. After a
+        failed write, no page is written for `retry_s`; if the disk is full, a few old pages are removed too."""
         if job.key in self._index:
             return True
         if not self._is_open or not self._write_breaker.try_now():
@@ -197,7 +199,8 @@ class DiskBackend:
         return True
 
     def _remove_evicted(self, victims: Sequence[PageKey]) -> None:
-        """Remove the files of evicted pages, count the pages and report that they are gone."""
+        """Remove the files of pages that the index has evicted, count the pages and report that they are gone. Does
+        nothing without pages."""
         if victims:
             self._remove(victims)
             self._index.finish_removal(victims)
@@ -214,7 +217,8 @@ class DiskBackend:
                 log.warning("a page's file cannot be removed", path=self._path, reason=str(error))
 
     def _on_read_error(self, key: PageKey, error: OSError) -> None:
-        """Count and log a failed read. A page whose file is lost, or cannot be read ever, is discarded."""
+        """Count and log a failed read, except that of a missing file. A page whose file is missing, replaced or
+        unreadable is discarded; other errors keep it."""
         if error.errno != errno.ENOENT:
             self.counts.add(errors=1)
             log.warning("a page cannot be read", path=self._path, reason=str(error))

@@ -72,8 +72,8 @@ class DiskFiles:
         return self._direct
 
     def open(self) -> None:
-        """Make the folder if need be, and lock it for this process. Raises BlockingIOError where another process has
-        it."""
+        """Make the folder if need be, and lock it for this process until `close`. Raises BlockingIOError if another
+        process has locked it."""
         with contextlib.suppress(FileExistsError):
             self._root.mkdir(mode=0o700, parents=True)
         fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
@@ -91,7 +91,8 @@ class DiskFiles:
             self._lock_fd = -1
 
     def require_free(self, size: int) -> None:
-        """Raise the OSError of a full disk where fewer than `size` bytes are free."""
+        """Raise OSError (ENOSPC) if the filesystem has fewer than `size` bytes free. Does nothing if the folder is
+        missing."""
         try:
             status = os.statvfs(self._root)
         except FileNotFoundError:
@@ -100,18 +101,19 @@ class DiskFiles:
             raise OSError(errno.ENOSPC, "less is free than is to be left free")
 
     def path(self, key: PageKey) -> Path:
-        """Return the path of a page's file, whether it exists or not."""
+        """Return the path of a page's file, a hash of the page's key, whether the file exists or not."""
         packed = key.namespace + key.hash + _GROUP.pack(key.group)
         name = hashlib.blake2b(packed, digest_size=20).hexdigest()
         return self._root / name[:2] / f"{name}.page"
 
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
-        """Write a page. What was there under its name is replaced; on failure nothing is left."""
+        """Write a framed page to its file, and set the file's time to `stamp_ns`. An earlier file of the page is
+        replaced; on failure nothing of the new one is left. Raises OSError."""
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """Read a framed page of a known length, and mark it as used at `stamp_ns`. Returns the number of bytes read; 0
-        if the file has another length. The content is not checked."""
+        """Read a framed page of the length of `into`, and set the file's time to `stamp_ns`. Returns the number of
+        bytes read; 0 if the file has another length. The content is not checked. Raises OSError."""
         return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
@@ -119,8 +121,9 @@ class DiskFiles:
         self.path(key).unlink(missing_ok=True)
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
-        """Return all pages by their headers, the most recently used one last; bodies are not read. Removes temporary
-        files, and page files with a wrong name, length or content. Counts go to `figures`."""
+        """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
+        removed, and so are page files whose header is unreadable or does not fit their name or length. Files that are
+        none of ours stay. `figures` counts both kinds. Raises OSError."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -140,8 +143,9 @@ class DiskFiles:
         return found
 
     def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
-        """Write the page to a temporary file with `stamp_ns` as its time, then rename it. On failure the temporary file
-        is removed."""
+        """Write the page to a temporary file, padded with zeros to whole blocks and with `stamp_ns` as its time, then
+        rename it. Aligned blocks go to the disk without a copy. On failure the temporary file is removed and OSError is
+        raised."""
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
         zero_copy = self._zero_copy_bytes(framed)
@@ -163,8 +167,9 @@ class DiskFiles:
                 raise
 
     def _read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """Read the page's file into `into`, and set the file's time to `stamp_ns`. Returns the number of bytes read; 0
-        if the file has another length."""
+        """Read the page's file into `into`, and set the file's time to `stamp_ns`, if the disk lets that. Returns the
+        number of bytes read; 0 if the file has another length. Aligned blocks come from the disk without a copy. Raises
+        OSError."""
         fd = self._open(self.path(key), os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != whole_blocks(len(into)):
@@ -198,8 +203,9 @@ class DiskFiles:
         return FoundPage(header.key, size, status.st_mtime_ns)
 
     def _open(self, path: Path, flags: int) -> int:
-        """Open a regular file, with O_DIRECT where possible, and return its descriptor. Missing folders are made for a
-        file to be written."""
+        """Open a regular file, with O_DIRECT where the filesystem takes it, and return its descriptor. Once refused,
+        O_DIRECT is off for all later files. For a file to be written, missing folders are made. Raises OSError;
+        FileNotFoundError if the path is no regular file."""
         # Somebody may have put a pipe in the file's place: without O_NONBLOCK its open would never return.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):
@@ -223,12 +229,13 @@ class DiskFiles:
         raise FileNotFoundError(errno.ENOENT, "the folder does not stay", str(path))
 
     def _zero_copy_bytes(self, framed: memoryview) -> int:
-        """How much of a page in memory the disk can take from there, or put there, by itself."""
+        """Return how many leading bytes of this memory the disk can read or write directly: its whole blocks. Returns 0
+        if the memory is not aligned, or the disk does not allow that."""
         return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._zero_copy_works and is_aligned(framed) else 0
 
     def _with_fallback(self, act: Callable[[], T]) -> T:
-        """Run `act`, which transfers straight from or to the caller's memory. If the disk does not take that (EINVAL),
-        switch it off for all and run `act` again, through aligned memory. Threads may find out at the same time."""
+        """Run `act`, which transfers straight from or to the caller's memory, and return its result. If the disk
+        refuses that (EINVAL), turn direct transfers off for good and run `act` once more, through aligned memory."""
         zero_copy = self._zero_copy_works
         try:
             return act()
@@ -239,8 +246,9 @@ class DiskFiles:
             return act()
 
     def _write_all(self, fd: int, zero_copy: memoryview, rest: memoryview) -> None:
-        """Write both parts to the file, in as many calls as necessary. If the filesystem refuses O_DIRECT at a write,
-        it is switched off. Raises OSError for a write that is cut short."""
+        """Write both parts to the file, one after the other, in as many calls as necessary. If the filesystem refuses
+        O_DIRECT (EINVAL) and `zero_copy` is empty, O_DIRECT is switched off and the write repeated. Raises OSError
+        otherwise, and for a write that is cut short."""
         parts = [zero_copy, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:

@@ -44,7 +44,7 @@ class DiskIndex:
         return self._used_bytes
 
     def size(self, key: PageKey) -> int | None:
-        """Of a page that is there."""
+        """Return the size in bytes of a page that is there; None if it is not."""
         return self._sizes.get(key)
 
     def held_keys(self) -> list[PageKey]:
@@ -67,9 +67,9 @@ class DiskIndex:
                     self._policy.refresh(key)
 
     def begin_write(self, key: PageKey, size: int) -> list[PageKey] | None:
-        """Take room for a page that is about to be written. Returns the pages evicted for it: the caller removes their
-        files and then calls `finish_removal`. Returns None if the page is stored, is being written or removed, or is
-        too large."""
+        """Take room for a page that is about to be written, and evict as many pages as that needs. Returns the evicted
+        pages: the caller removes their files and then calls `finish_removal`. Returns None, with no change, if the page
+        is stored, is being written or removed, or does not fit beside the pages being written."""
         with self._lock:
             if key in self._sizes or key in self._being_written or key in self._being_removed:
                 return None
@@ -82,7 +82,7 @@ class DiskIndex:
             return victims
 
     def finish_write(self, key: PageKey, *, written: bool) -> None:
-        """End a `begin_write`: the page is there if `written`, else its room is free again."""
+        """End a `begin_write`. If `written`, the page is there, as the one used last; else its room is free again."""
         with self._lock:
             size = self._being_written.pop(key)
             if written:
@@ -92,8 +92,8 @@ class DiskIndex:
                 self._used_bytes -= whole_blocks(size)
 
     def evict(self, room: int) -> list[PageKey]:
-        """Evict pages that take at least this room in all. Remove the files of those returned, then call
-        `finish_removal`."""
+        """Evict pages until they free `room` bytes, or none is left, and return them. The caller removes their files,
+        then calls `finish_removal`."""
         with self._lock:
             return self._evict(room)
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def make_tiers(config: KvstoreConfig, mac: PageMac | None = None) -> tuple[Tier, ...]:
-    """Make the configured tiers, without opening them. Their pages have MACs by `mac`, if it is given. Raises
-    ConfigError."""
+    """Make the configured tiers, disk before Redis, without opening them. Their pages have MACs by `mac`, if it is
+    given. Raises ConfigError."""
     made = (make(config, mac) for make in (_disk, _redis))
     return tuple(tier for tier in made if tier is not None)
 
 
 def _disk(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
-    """Make the disk tier; None where it is not configured."""
+    """Make the disk tier from the configuration; None unless it has a path and room for pages."""
     if not config.disk_path or not config.disk_bytes:
         return None
     backend = DiskBackend(
@@ -38,7 +38,8 @@ def _disk(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
 
 
 def _redis(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
-    """Make the Redis tier; None where it is not configured."""
+    """Make the Redis tier from the configuration; None without a URL. Raises ConfigError for a URL that is none of a
+    Redis."""
     if not config.redis_url:
         return None
     backend = RedisBackend(
@@ -59,5 +60,6 @@ def _tier(
     read_threads: int,
     write_threads: int,
 ) -> Tier:
+    """Make a tier of this backend, with the configured queue limits. `write` names one of the WRITE_MODES."""
     settings = TierSettings(WRITE_MODES[write], read_threads, write_threads, config.read_queue, config.write_queue)
     return Tier(backend, settings, mac)

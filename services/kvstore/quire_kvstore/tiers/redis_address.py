@@ -44,7 +44,8 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Parse a URL. Raises ConfigError where it is none of a Redis."""
+        """Parse a redis, rediss or unix URL. Raises ConfigError for another URL, a bad database or an unknown
+        option."""
         try:
             return _parse(url)
         except ValueError as error:
@@ -53,8 +54,9 @@ class RedisAddress:
             ) from error
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """Return a connected socket with this time limit for each of its operations. Without TLS the kernel keeps the
-        limit, so that an operation on a large value is one call to it. Raises OSError."""
+        """Return a connected socket, with TLS if `tls` is set, and with this time limit for each of its operations.
+        Without TLS the kernel keeps the limit, so that an operation on a large value is one call to it. Raises
+        OSError."""
         connection = self._connect(timeout_s)
         try:
             if self.tls:
@@ -86,7 +88,8 @@ class RedisAddress:
 
 
 def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
-    """Return where the Redis is now: by the URL, or by the file that the URL came from. Raises ConfigError."""
+    """Return a function that returns the Redis's current address: that of `url` or, with `url_file`, of the URL in that
+    file, which is read again after it changes. Raises ConfigError for a bad URL."""
     if not url_file:
         address = RedisAddress.parse(url)
         return lambda: address
@@ -95,7 +98,8 @@ def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
 
 
 def _parse(url: str) -> RedisAddress:
-    """Parse a URL. Raises ValueError that says what is wrong with it."""
+    """Parse a redis, rediss or unix URL into an address. The database comes from the option `db` or the path, else it
+    is 0. Raises ValueError that says what is wrong, also for an unknown option."""
     parts = urlsplit(url)
     options = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
     user, password = unquote(parts.username or ""), unquote(parts.password or "")

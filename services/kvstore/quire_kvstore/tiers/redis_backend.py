@@ -98,8 +98,8 @@ class RedisBackend:
         """Does nothing: the tier's maintenance thread connects."""
 
     def maintain(self) -> None:
-        """Send the deletes that wait. While Redis counts as away, try to connect now and then; if that works, it is
-        back."""
+        """Send the deletes that wait. If Redis counts as away and `retry_s` has passed, try to connect; on success
+        Redis is used again."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
         if self._breaker.closed or not self._breaker.try_now():
@@ -115,8 +115,9 @@ class RedisBackend:
             log.info("redis answers", redis=str(self._address()))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Ask for the lengths of all values first, and deliver None for pages that are missing or have a wrong length;
-        the latter are deleted. Then fetch the others."""
+        """Ask for the lengths of all values first, which also prolongs their lives. A page that is missing, longer than
+        a page may be or no string is delivered as None; the latter two count as corrupt and are deleted. Then fetch and
+        deliver the others."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -147,17 +148,18 @@ class RedisBackend:
         self._pending_deletes.append(key)
 
     def close(self) -> None:
+        """Close the connections of all threads."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
             self._connections.clear()
 
     def check_integrity(self) -> None:
-        """No thread has more than one connection."""
+        """Raise AssertionError if there are more connections than threads."""
         require(len(self._connections) <= threading.active_count(), "a thread has two connections")
 
     def _flush_deletes(self) -> None:
-        """Delete the pages that `discard` has noted."""
+        """Delete in one command the pages that `discard` has noted. If Redis is away, these deletes are lost."""
         keys: list[Argument] = []
         with contextlib.suppress(IndexError):  # other threads take some too
             while True:
@@ -166,16 +168,17 @@ class RedisBackend:
             self._execute([(b"DEL", *keys)])
 
     def _length_commands(self, job: PageJob) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Return _COMMANDS_PER_LENGTH commands for a page that is about to be read: one asks its length, one prolongs
-        its life."""
+        """Return the commands for a page that is about to be read: one asks the length of its value, one sets its time
+        to live anew."""
         key = redis_key(job.key)
         return (b"STRLEN", key), (b"EXPIRE", key, self._ttl)
 
     def _fetch_values(
         self, found: Iterable[tuple[PageJob, int]], allocate_buffer: AllocateBuffer, deliver: Deliver
     ) -> None:
-        """Fetch values of these sizes into the buffers that their jobs are given, and deliver them. Requests are sent
-        ahead, so that Redis never waits. If Redis is lost, the remaining jobs are delivered as None."""
+        """Fetch values of these sizes into the buffers that their jobs get, and deliver them in order; jobs without a
+        buffer are skipped. Up to 8 MiB of values are requested ahead, so that Redis never waits. A value whose size has
+        changed is delivered empty, an error as None. If Redis is lost, the remaining jobs are delivered as None."""
         to_ask, asked_bytes = deque(found), 0
         asked: deque[tuple[PageJob, memoryview]] = deque()
         try:
@@ -208,8 +211,8 @@ class RedisBackend:
             raise
 
     def _execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
-        """Run the commands and return their answers, errors of single commands among them. If Redis is away or gets
-        lost, each answer is None."""
+        """Run the commands on this thread's connection and return their answers; the error of a single command is its
+        answer, and is counted. If Redis is away or gets lost, each answer is None."""
         if not commands or not self._breaker.closed:
             return [None] * len(commands)
         try:
@@ -221,6 +224,7 @@ class RedisBackend:
         return answers
 
     def _count_errors(self, answers: Sequence[Reply]) -> None:
+        """Count the errors among the answers, and log the first of them."""
         errors = [answer for answer in answers if isinstance(answer, ErrorReply)]
         if errors:
             self.counts.add(errors=len(errors))
@@ -248,6 +252,8 @@ class RedisBackend:
             connection.close()
 
     def _on_lost(self, error: Exception) -> None:
+        """Close the calling thread's connection, count the error, and treat Redis as away until `maintain` reaches it
+        again. The first failure of an outage is logged."""
         self._disconnect()
         self.counts.add(errors=1)
         note_redis("pages", answered=False)

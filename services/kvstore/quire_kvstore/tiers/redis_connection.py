@@ -62,7 +62,8 @@ class RedisConnection:
         return [self.read_reply() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
-        """Send commands. The caller must then read one answer for each. Raises RedisConnectionLost."""
+        """Send commands in RESP2, without waiting for answers. The caller must then read one answer for each. Arguments
+        of 16 KiB or more are sent from their own memory. Raises RedisConnectionLost."""
         waiting = bytearray()
         try:
             for arguments in commands:
@@ -113,12 +114,13 @@ class RedisConnection:
         return number
 
     def close(self) -> None:
-        """From the thread that uses it, or when none does."""
+        """Close the socket; errors are ignored. Called by the thread that uses the connection, or when none does."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def _handshake(self, address: RedisAddress) -> None:
-        """Log in, select the database and ping. Raises RedisConnectionLost where Redis refuses."""
+        """Log in if there is a password, select the database and ping. Raises RedisConnectionLost where Redis
+        refuses."""
         commands: list[Sequence[Argument]] = []
         if address.password:
             user = [address.user.encode()] if address.user else []
@@ -152,7 +154,7 @@ class RedisConnection:
             got += self._receive_into(into[got:], self._wait_all_flag)
 
     def _skip(self, count: int) -> None:
-        """Read past the next `count` bytes. Raises RedisConnectionLost."""
+        """Receive and drop the next `count` bytes. Raises RedisConnectionLost."""
         while count:
             if self._begin == self._end:
                 self._receive()
@@ -161,6 +163,7 @@ class RedisConnection:
             count -= step
 
     def _end_of_value(self) -> None:
+        """Read the CRLF that must follow a value. Raises RedisConnectionLost if something else follows."""
         tail = memoryview(bytearray(2))
         self._read_exactly(tail)
         if bytes(tail) != b"\r\n":

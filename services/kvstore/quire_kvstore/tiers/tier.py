@@ -109,7 +109,8 @@ class Tier:
         self._threads: list[threading.Thread] = []
 
     def start(self, callbacks: TierCallbacks) -> None:
-        """Open the backend, and start the threads that read, write and maintain it."""
+        """Open the backend, and start the threads that read, write and maintain it until `close`. `callbacks` gets the
+        results of reads, supplies the pages to write, and learns which pages are removed or found."""
         self.backend.call_back(callbacks.on_pages_removed, callbacks.on_pages_found)
         self.backend.open()
         name, settings = self.backend.name, self._settings
@@ -130,7 +131,7 @@ class Tier:
 
     def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
         """Queue pages to be read; `TierCallbacks` tells how each read ends. Returns the jobs for which the queue has no
-        room."""
+        room, after `close` all of them; these count as dropped."""
         with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
@@ -157,18 +158,20 @@ class Tier:
         self.backend.touch(reversed(keys))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was offered is written; returns whether it is."""
+        """Wait until all that was offered is written or dropped; returns False if that takes longer than
+        `timeout_s`."""
         with self._lock:
             return self._write_done.wait_for(lambda: not self._writes and not self._writing, timeout_s)
 
     def check_integrity(self) -> None:
-        """Not to be asked while a lookup is under way."""
+        """Wait for queued writes, up to 30 s, then raise AssertionError if the backend contradicts itself. Not to be
+        called while a lookup is under way."""
         self.flush(_FLUSH_TIMEOUT_S)
         self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads, drop queued jobs and close the backend. Returns False if a thread hangs in the backend; the
-        backend is then not closed."""
+        """Stop the threads, drop queued jobs and close the backend. Waits up to `timeout_s`; returns False if a thread
+        still hangs in the backend, which is then not closed."""
         with self._lock:
             self._stopping = True
             self._reads.clear()
@@ -184,7 +187,8 @@ class Tier:
         return True
 
     def _read_loop(self, callbacks: TierCallbacks) -> None:
-        """Read what is queued, in batches, until the tier is closed. Writers are woken when no read is left."""
+        """Take queued reads in batches of up to `read_batch` and read them, until the tier is closed. Writers are woken
+        when no read is left. Runs in each read thread."""
         while True:
             with self._lock:
                 self._to_read.wait_for(lambda: self._reads or self._stopping)
@@ -203,7 +207,8 @@ class Tier:
 
     def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         """Read a batch from the backend and check each page: intact pages go to `on_page_read`, the others to
-        `on_page_missed`. Damaged pages are removed from the backend. A job without a buffer ends."""
+        `on_page_missed`. Damaged pages are removed from the backend. A job that gets no buffer has ended and is not
+        answered. If the backend raises, that is logged and counted, and the unanswered jobs are missed."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
@@ -213,6 +218,8 @@ class Tier:
             return view
 
         def deliver(job: PageJob, framed: memoryview | None) -> None:
+            """Check what the backend has read for a job, and answer the job with the intact page or with a miss. A
+            damaged page is removed from the backend. Does nothing for a job that has ended."""
             if job not in open_jobs:
                 return  # it has had its answer
             intact = framed is not None and self._is_intact(job.key, framed)
@@ -237,8 +244,9 @@ class Tier:
                 callbacks.on_page_missed(job)
 
     def _write_loop(self, callbacks: TierCallbacks) -> None:
-        """Write what is queued, in batches, until the tier is closed. A batch waits for reads to end, but not for
-        long."""
+        """Take queued writes in batches of up to `write_batch` and write them, until the tier is closed. A batch waits
+        for reads to end, for 50 ms at most. When all pages of an offer are done, they are refreshed in the backend from
+        the last to the first. An exception is logged and counted. Runs in each write thread."""
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
@@ -287,7 +295,8 @@ class Tier:
             self.backend.counts.add(dropped=len(batch) - kept)
 
     def _is_intact(self, key: PageKey, framed: memoryview) -> bool:
-        """Return whether a framed page is what its key says; if not, that is logged and counted."""
+        """Return whether a framed page matches its key and checksum and, if there is a MAC key, its MAC; if not, that
+        is logged and counted as corrupt."""
         try:
             check_page(framed, key, mac=self._mac).release()
         except PageUnauthenticated as error:
@@ -301,7 +310,8 @@ class Tier:
         return True
 
     def _maintenance_loop(self, callbacks: TierCallbacks) -> None:
-        """Call the backend's `maintain` every `MAINTENANCE_S`, until the tier is closed."""
+        """Call the backend's `maintain` every `MAINTENANCE_S`, until the tier is closed. An exception is logged, and
+        the loop goes on."""
         while True:
             with self._lock:
                 if self._write_done.wait_for(lambda: self._stopping, MAINTENANCE_S):

@@ -11,7 +11,8 @@ _MERGES = "tokenizer.ggml.merges"
 
 
 def byte_pair_json(tokens: TokenList) -> dict[str, Any]:
-    """The whole tokenizer. Raises ConfigError or Unsupported."""
+    """Return the whole tokenizer as the content of a tokenizer.json, with the steps of the file's pre-tokenizer. Raises
+    ConfigError, or Unsupported for an unknown pre-tokenizer."""
     found = find_pre_tokenizer(tokens.metadata)
     return {
         "version": "1.0",
@@ -42,10 +43,11 @@ def byte_pair_json(tokens: TokenList) -> dict[str, Any]:
 
 
 def _merges(tokens: TokenList) -> list[tuple[str, str]]:
-    """Pairs of texts, in the order in which they apply.
+    """Return the merges as pairs of texts, in the order in which they apply. Raises ConfigError for a merge without a
+    space that separates two texts.
 
-    Left and right are separated by the first space after the first character, because a left side may itself start
-    with a space (llama.cpp's rule).
+    Left and right are separated by the first space after the first character, because a left side may itself start with
+    a space (llama.cpp's rule).
     """
     pairs = []
     for merge in tokens.metadata.texts(_MERGES):

@@ -26,7 +26,9 @@ _MOST_CHARS = 256
 
 
 def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
-    """The whole tokenizer. Raises ConfigError or Unsupported."""
+    """Return the whole tokenizer as the content of a tokenizer.json: BPE with byte fallback, and merges made from the
+    scores. Spaces become U+2581, with one before each text unless the file says otherwise. Raises ConfigError or
+    Unsupported."""
     metadata = tokens.metadata
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARKER}
@@ -63,7 +65,8 @@ def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
 
 
 def _merges(tokens: TokenList) -> list[tuple[str, str]]:
-    """Pairs of texts, in the order in which they apply. Merges make normal tokens alone."""
+    """Return the pairs of tokens that make up each normal token, best score first, then by the ids of the token and of
+    its left part. Raises Unsupported for a token of more than 256 characters."""
     scores = _scores(tokens)
     ids = tokens.vocabulary
     found: list[tuple[float, int, int, str, str]] = []
@@ -87,6 +90,7 @@ def _merges(tokens: TokenList) -> list[tuple[str, str]]:
 
 
 def _scores(tokens: TokenList) -> list[float]:
+    """Return the score of each token. Raises ConfigError unless there is one finite score for each token."""
     metadata = tokens.metadata
     scores = metadata.numbers(_SCORES)
     if len(scores) != len(tokens.tokens):

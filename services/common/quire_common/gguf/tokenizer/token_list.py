@@ -33,12 +33,14 @@ class TokenList:
         return {text: i for i, text in enumerate(self.tokens)}
 
     def special_token_text(self, role: str) -> str | None:
-        """The token with a role, which special_token_id finds. Raises ConfigError as that does."""
+        """Return the text of the token with a role, which `special_token_id` finds; None if there is none. Raises
+        ConfigError as that does."""
         found = special_token_id(self.metadata, role)
         return None if found is None else self.tokens[found]
 
     def added_tokens(self) -> list[dict[str, Any]]:
-        """Tokens that are found in texts as a whole, as tokenizer.json has them; control tokens are special."""
+        """Return the entries `added_tokens` of tokenizer.json: unknown, control and user-defined tokens, which are
+        found in texts as a whole. All but user-defined tokens are special. Tokens without text are left out."""
         return [
             {
                 "id": i,
@@ -73,6 +75,8 @@ class TokenList:
         }
 
     def _added_token(self, role: str, default: bool, default_of: str) -> int | None:
+        """Return the id of the bos or eos token (`role`) that is put at each text's beginning or end; None if none is.
+        `default` applies if the file does not say. Raises ConfigError if one is to be added and the file names none."""
         key = f"tokenizer.ggml.add_{role}_token"
         if not self.metadata.flag(key, default):
             return None
@@ -83,11 +87,13 @@ class TokenList:
         return found
 
     def _special(self, token: int | None, sequence: int) -> list[dict[str, Any]]:
+        """Return the template's entry for a token; empty for None. `sequence` is its type id."""
         return [] if token is None else [{"SpecialToken": {"id": self.tokens[token], "type_id": sequence}}]
 
 
 def read_tokens(metadata: Metadata) -> TokenList:
-    """Read and check. Raises ConfigError."""
+    """Return the file's tokens with their types. Raises ConfigError if one is missing or damaged, or a token is there
+    twice."""
     tokens = metadata.texts(TOKENS)
     types: list[int] = token_types(metadata).tolist()
     if len(set(tokens)) != len(tokens):
@@ -100,6 +106,7 @@ def read_tokens(metadata: Metadata) -> TokenList:
 
 
 def _twice(tokens: Iterable[str]) -> str:
+    """Return the first text that is there a second time; an empty text if there is none."""
     seen = set[str]()
     for text in tokens:
         if text in seen:

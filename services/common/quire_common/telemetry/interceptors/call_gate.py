@@ -48,8 +48,9 @@ class CallGate(grpc.aio.ServerInterceptor):
         return handler
 
     def _refuse(self, path: str) -> Handler:
-        """Return the handler that refuses calls of this method. It is made once per method. It is a stream handler that
-        reads no request, because gRPC itself would read the message of a call with one request."""
+        """Return the handler that refuses calls of this method: it calls the check again, which raises the refusal. It
+        is made once per method. It is a stream handler that reads no request, because gRPC itself would read the
+        message of a call with one request."""
         refusing = self._refusing.get(path)
         if refusing is None:
 

@@ -28,7 +28,8 @@ def with_context(
 
 
 def start_client_span(method: str | bytes, target: str) -> tracing.Span | None:
-    """Start the span of a unary call; None without tracing."""
+    """Start the client span of a unary call of `method` to `target`, whose host and port become attributes. Returns
+    None without tracing."""
     if not tracing.enabled():
         return None
     name = (method.decode() if isinstance(method, bytes) else method).lstrip("/")
@@ -42,7 +43,7 @@ def start_client_span(method: str | bytes, target: str) -> tracing.Span | None:
 
 
 def end_client_span(span: tracing.Span, code: grpc.StatusCode | None) -> None:
-    """End the span with the call's status; every status but OK is an error to the client."""
+    """End the span with the call's status code (None: UNKNOWN); every status but OK marks it as an error."""
     name = code.name if code is not None else "UNKNOWN"
     span.set_attribute("rpc.response.status_code", name)
     if code is not grpc.StatusCode.OK:

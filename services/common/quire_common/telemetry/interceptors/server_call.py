@@ -87,8 +87,8 @@ class ServerCall:
             otel_context.attach(tracing.context_of(self._span))
 
     def failed(self, error: BaseException) -> QuireError:
-        """Return the typed error for the client, and log the details that the client must not see. Does not end the
-        call."""
+        """Return the typed error for the client, and log the failure: with the traceback if it is a fault of this
+        server, else at debug level. Does not end the call."""
         typed = as_quire_error(error)
         if typed is not error and not isinstance(error, grpc.RpcError):
             log.exception("the handler raised", method=self._method.name)
@@ -99,7 +99,9 @@ class ServerCall:
         return typed
 
     def end(self, code: grpc.StatusCode, error_code: str = "") -> None:
-        """Count the call and end its span; safe to repeat, and from any thread."""
+        """Count the call by its status, record its duration unless the method is untraced, and end its span. An
+        administrative call, and one whose caller was refused, goes to the audit log. Only the first call of this method
+        does something; any thread may make it."""
         if self.ended:
             return
         self.ended = True

@@ -50,7 +50,8 @@ class _ClientInterceptor(
         self._target = target
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Make the call with our metadata, in a span that ends when the call is done."""
+        """Make the call with the request id and trace in its metadata. With tracing, the call has a span that ends with
+        the call's status when the call is done."""
         span = start_client_span(client_call_details.method, self._target)
         if span is None:
             return continuation(_with_context(client_call_details), request)

@@ -42,7 +42,8 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap the handler, once per method: only registered methods have one, so the table is bounded."""
+        """Return the method's handler, wrapped as `_wrap` does; None for an unknown method. It is wrapped once per
+        method: only registered methods have a handler, so the table is bounded."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None
@@ -54,11 +55,14 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod, callers: CallerCheck | None) -> Handler:
-    """Return the handler with its behaviour guarded. With a check of callers, the single request of a call is read as a
-    stream. Otherwise gRPC would read the request before the behaviour runs."""
+    """Return the handler with its behaviour wrapped. Calls are counted and traced, callers and requests are checked,
+    and exceptions become typed errors. With a check of callers, the single request of a call is read as a stream.
+    Otherwise gRPC would read the request before the behaviour runs."""
     streamed = callers is not None and not handler.request_streaming
 
     def admit(request: Any, context: Any) -> Any:
+        """Check the caller by its certificate, read the request if it comes as a stream, and return it. Raises
+        QuireError for a caller that is refused and for a request that is missing or unreadable."""
         if callers is not None:
             callers(method.path, context.auth_context())
         if streamed:
@@ -73,7 +77,8 @@ def _wrap(handler: Handler, method: ServerMethod, callers: CallerCheck | None) -
 
 
 def _unary(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
-    """Wrap a behaviour that returns one response: admit the caller and the request, then run it guarded."""
+    """Wrap a behaviour that returns one response. The wrapper admits the caller and the request, then runs the
+    behaviour, inside `_guard`, which ends the call and answers exceptions."""
 
     def unary(request: Any, context: grpc.ServicerContext) -> Any:
         with _guard(method, context):
@@ -83,10 +88,12 @@ def _unary(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
 
 
 def _streaming(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
-    """Wrap a behaviour that streams: admit the caller and the request, then run it guarded, and close its
-    generator at the end."""
+    """Wrap a behaviour that streams: admit the caller and the request, yield the responses guarded, and close the
+    behaviour's generator at the end."""
 
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Admit the caller and the request, then yield the behaviour's responses. Its generator is closed at the end,
+        also when the client leaves."""
         with _guard(method, context):
             responses = behaviour(admit(request, context), context)
             try:
@@ -101,8 +108,9 @@ def _streaming(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
 
 @contextlib.contextmanager
 def _guard(method: ServerMethod, context: Any) -> Iterator[None]:
-    """Context of a handler: the call is ended once, with its status. An exception aborts the call with a typed error,
-    unless the handler has aborted it or the client has left."""
+    """Context manager around a handler: the call is counted and its span ended once, with its status. An exception
+    aborts the call with a typed error. It is raised as it is if the handler has aborted the call or the client has
+    left."""
     call = ServerCall(method, context)
     try:
         yield

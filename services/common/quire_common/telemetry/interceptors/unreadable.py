@@ -74,6 +74,8 @@ def reading(timeout_s: float | None) -> Read:
     `timeout_s` (None: never), and InvalidArgument if the client sends no request."""
 
     async def read(requests: AsyncIterator[Any]) -> Any:
+        """Return the single request of the stream. Raises DeadlineExceeded after `timeout_s`, InvalidArgument if there
+        is none."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await anext(requests)
@@ -88,8 +90,8 @@ def reading(timeout_s: float | None) -> Read:
 
 
 def read_one(requests: Iterator[Any]) -> Any:
-    """Take the one request of a call from the stream that it comes by, in a thread. Raises InvalidArgument where the
-    client sends none."""
+    """Return the one request of a call from the stream that it comes by; blocks until it is there. Raises
+    InvalidArgument if the client sends none."""
     try:
         return next(requests)
     except StopIteration:
