@@ -49,8 +49,8 @@ class ClientWatch:
         return self._writing
 
     def _drop(self) -> None:
-        """End the generation with CLIENT_STALLED, and release its admission slots. The call itself stays in gRPC until
-        the client reads or leaves."""
+        """Log a warning, end the generation with the error CLIENT_STALLED, drop its waiting output, and release its
+        admission slots. The watchdog calls this. The call itself stays in gRPC until the client reads or leaves."""
         log.warning("the client takes nothing", request_id=self._generation.caller.request_id, seconds=self._stall_s)
         error = Aborted(
             "CLIENT_STALLED",

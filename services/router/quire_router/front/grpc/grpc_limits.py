@@ -17,7 +17,8 @@ _MORE_CALLS = 256
 
 
 def grpc_limits(config: RouterConfig) -> PortLimits:
-    """Return the limits of the port at `--listen`."""
+    """Return the limits of the port at `--listen`: bytes per message, connections, calls at a time, and 60 s for a
+    request to arrive. There may be 256 more calls than sequences in flight, for health checks and refusals."""
     return PortLimits(
         message_bytes=config.max_body_bytes,
         calls=config.max_concurrent_requests + _MORE_CALLS,

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Check a GenerateRequest and convert it to a job. Raises InvalidArgument, Unsupported."""
+    """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or best_of, the job is
+    not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or token prompt gets 16 tokens
+    unless `fill_context` is set. Raises InvalidArgument for wrong values, and Unsupported."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -115,8 +117,9 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
 
 
 def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
-    """Return the job changed for beam search or best_of, and then not streamed, if the request asks for either;
-    otherwise return `job` unchanged. Raises InvalidArgument, Unsupported."""
+    """Return the job changed for beam search or for a best_of other than n, and then not streamed; otherwise return
+    `job` unchanged. A beam search has a length penalty, by default 1.0. Raises InvalidArgument for values out of range,
+    and Unsupported for options that beam search lacks, `resume` included."""
     whole = replace(job, wants=replace(job.wants, stream=False))
     if request.HasField("beam_search"):
         asked = request.beam_search
@@ -137,8 +140,9 @@ def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_o
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
-    """Convert the request's `resume`; None if it has none. Raises InvalidArgument for a sample index out of range, and
-    for a `resume` with `n` (the number of sequences) above 1."""
+    """Convert the request's `resume` (output ids, and the number of characters already sent); None if it has none.
+    Raises InvalidArgument for a sample index out of range, and for a `resume` with `n` (the number of sequences) above
+    1."""
     _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
     if not request.HasField("resume"):
         return None
@@ -167,14 +171,16 @@ def _at_least_minus_one(
 
 
 def _parsing(request: ib.GenerateRequest, tools_json: str) -> Parsing | None:
-    """Return which parts the tokenizer finds in the answer; None where all of it is text."""
+    """Return the parts that the tokenizer separates from the answer's text: reasoning, and calls if there are tools.
+    Each must be asked for. None: all of the answer is text."""
     calls, reasoning = request.parts.tool_calls and bool(tools_json), request.parts.reasoning
     return Parsing(calls, reasoning, tools_json if calls else "") if calls or reasoning else None
 
 
 def _structure(request: ib.GenerateRequest, calls: RequiredTools | None) -> AnswerStructure | None:
-    """Convert the request's constraint; without one, return what tools demand. Raises InvalidArgument for both
-    together, for a constraint that does not say for which model it was compiled, and for one that cannot end."""
+    """Return the structure that the answer must match: the request's constraint, else `calls`, which the tools demand;
+    None if there is neither. Raises InvalidArgument for both together, for either of them with `ignore_eos`, and for a
+    constraint that is already compiled, since clients must send its source."""
     if calls is not None and request.HasField("constraint"):
         raise InvalidArgument(
             "CONTRADICTION",
@@ -211,8 +217,8 @@ def _structure(request: ib.GenerateRequest, calls: RequiredTools | None) -> Answ
 
 
 def _prompt(request: ib.GenerateRequest, tools_json: str) -> Prompt:
-    """Convert the request's text, token ids or chat to a prompt; `tools_json` is for the chat's template. Raises
-    InvalidArgument if none of them is set."""
+    """Convert the request's text, token ids or chat to a prompt; `tools_json` is for the chat's template. By default, a
+    chat gets a generation prompt unless the final message is continued. Raises InvalidArgument if no prompt is set."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)
@@ -248,7 +254,8 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def _check_count(name: str, count: int, most: int, of_what: str) -> None:
-    """Raise InvalidArgument if field `name` has more than `most` items; `of_what` is their noun in the message."""
+    """Raise InvalidArgument if `count`, the number of items or characters of field `name`, is above `most`. `of_what`
+    is their noun in the message."""
     if count > most:
         raise InvalidArgument(
             "TOO_MANY_ITEMS",

@@ -30,8 +30,9 @@ class GenerateFormat:
         self._characters = [0] * generation.answer_count
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
-        """Convert one delta of one choice to a response. If asked for, the first response of all has the prompt's ids,
-        and the last response of a prompt's first choice has the prompt's logprobs."""
+        """Convert one delta of one choice to a response: text or parts, token ids, finish reason, the stop string or
+        stop token. Logprobs, prompt ids and prompt logprobs are there if asked for. The first response of all has the
+        prompt's ids. The last response of a prompt's first choice has the prompt's logprobs."""
         response = ib.GenerateResponse(
             request_id=self._request_id,
             index=delta.index,
@@ -81,8 +82,8 @@ class GenerateFormat:
         )
 
     def _add_prompt_logprobs(self, response: ib.GenerateResponse, index: int) -> None:
-        """Add the logprobs of the prompt's tokens, without the first, to `response`. A token without logprobs from the
-        engine gets an empty entry."""
+        """Add to `response` an entry for each prompt token but the first: id, bytes, logprob, rank and top
+        alternatives. A token without logprobs from the engine gets an empty entry."""
         token_bytes = self._generation.token_bytes
         for entry in self._generation.prompt_entries(index)[1:]:
             added = response.prompt_logprobs.add()
@@ -94,8 +95,9 @@ class GenerateFormat:
                 added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
 
     def _add_logprobs(self, response: ib.GenerateResponse, delta: Delta) -> None:
-        """Add an entry for each token of the delta to `response`, with the character offset at which its text begins.
-        Advances the offset of the choice."""
+        """Add an entry for each token of the delta to `response`: id, bytes, logprob, rank and top alternatives. Each
+        entry also has the character offset in the choice at which its text begins. Advances the offset of the
+        choice."""
         token_bytes = self._generation.token_bytes
         start = self._characters[delta.index]
         for entry, offset in zip(delta.entries, [start, *delta.offsets[:-1]], strict=False):

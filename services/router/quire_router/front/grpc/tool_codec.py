@@ -26,8 +26,9 @@ _MODES = {
 
 
 def tool_values(request: ib.GenerateRequest) -> dict[str, Any]:
-    """Return `tools`, `tool_choice` and `parallel_tool_calls` of a request, in OpenAI's form. Raises InvalidArgument,
-    also where a prompt that is no chat has fields of chats."""
+    """Return `tools`, `tool_choice` and `parallel_tool_calls` (true unless set) of a request, in OpenAI's form. Raises
+    InvalidArgument for malformed tools or a malformed choice. Also raises it if the prompt is not a chat, but
+    `tool_choice`, `parallel_tool_calls` or `parts` is set."""
     if request.WhichOneof("prompt") != "chat":
         for name in ("tool_choice", "parallel_tool_calls", "parts"):
             if request.HasField(name):
@@ -44,8 +45,10 @@ def tool_values(request: ib.GenerateRequest) -> dict[str, Any]:
 def add_parts(
     response: ib.GenerateResponse, parts: Iterable[TextPart], request_id: str, choice: int, *, parallel: bool
 ) -> None:
-    """Write the parts of a delta to its response. `choice`: the choice's sample index, by which the ids of its calls
-    are the same when another stream resumes it."""
+    """Write the parts of a delta to its response: text, reasoning, and tool calls with their ids, names and arguments.
+    Without `parallel`, calls after the first are left out, and their characters are added to `hidden_characters`.
+    Consecutive pieces of one call become one entry. `choice` is the choice's sample index, from which the ids of its
+    calls are made."""
     text, reasoning = list[str](), list[str]()
     for part in parts:
         if part.kind == PartKind.CONTENT:
@@ -64,7 +67,8 @@ def add_parts(
 
 
 def _tools(tools_json: str) -> list[Any]:
-    """Parse OpenAI's list of tools. Raises InvalidArgument."""
+    """Parse OpenAI's list of tools; an empty text is an empty list. The tools themselves are not checked. Raises
+    InvalidArgument if the text is too long, is not a JSON list, or has more than MAX_TOOLS tools."""
     if not tools_json:
         return []
     if len(tools_json) > MAX_TOOLS_CHARS:
@@ -91,7 +95,8 @@ def _tools(tools_json: str) -> list[Any]:
 
 
 def _choice(choice: ib.ToolChoice) -> Any:
-    """Convert the choice to OpenAI's `tool_choice`. Raises InvalidArgument."""
+    """Convert the choice to OpenAI's `tool_choice`: `auto` (also if unspecified), `none`, `required`, or an object that
+    names a function. Raises InvalidArgument for an unknown mode, and for a name with another mode than `required`."""
     mode = _MODES.get(choice.mode)
     if mode is None:
         raise InvalidArgument(

@@ -97,7 +97,8 @@ class AdminPort:
         return self._state()
 
     async def drain(self, _request: Request) -> Response:
-        """Stop admitting requests. The answer comes when no request runs any more, or after `--drain-timeout-s`."""
+        """Stop admitting requests, and report that readiness changed. The answer comes when no request runs any more,
+        or after `--drain-timeout-s`, and says how many sequences are still in flight."""
         self._admission.pause()
         self._changed()
         await self._admission.close(self._drain_timeout_s)
@@ -117,7 +118,7 @@ class AdminPort:
 def _guarded(
     endpoint: Callable[[Request], Awaitable[Response]], keys: ApiKeys
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap an endpoint: it raises PermissionDenied as `check_administrator` does."""
+    """Return the endpoint with a guard before it, which raises PermissionDenied as `check_administrator` does."""
 
     async def guarded(request: Request) -> Response:
         check_administrator(request, keys)

@@ -25,8 +25,8 @@ _DISCARD_TIMEOUT_S = 5.0
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
-    """Read a body that will be parsed as a JSON object. Raises the errors of `read_body`, and InvalidArgument for
-    another Content-Type."""
+    """Read a body that will be parsed as a JSON object; it is not parsed here. Raises the errors of `read_body`, and
+    InvalidArgument for a Content-Type other than application/json. No Content-Type counts as JSON."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -74,7 +74,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 
 async def discard_body(receive: Receive, limit: int) -> None:
-    """Read the rest of a body and discard it: at most 4 times `limit` bytes, for at most 5 s."""
+    """Read the rest of a body and discard it: at most 4 times `limit` bytes, for at most 5 s. Ends earlier if the
+    client leaves."""
     left = _DISCARD_FACTOR * limit
     try:
         async with asyncio.timeout(_DISCARD_TIMEOUT_S):
@@ -88,8 +89,9 @@ async def discard_body(receive: Receive, limit: int) -> None:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse the body as a JSON object. Raises InvalidArgument, and MemoryError. NaN and Infinity are accepted, so that
-    the check of fields can name the field that has them."""
+    """Parse the body as a JSON object. Raises InvalidArgument for anything else, and for more values than any request
+    needs; MemoryError if memory runs out. NaN and Infinity are accepted, so that the check of fields can name the field
+    that has them."""
     check_structure(body)
     try:
         value = orjson.loads(body)

@@ -34,7 +34,8 @@ class BodyBudget:
         return BodyLease(self, tenant)
 
     def acquire(self, tenant: str, num_bytes: int) -> None:
-        """Reserve bytes for a tenant. Raises Unavailable if too few are left."""
+        """Reserve bytes for a tenant. Raises Unavailable, with a retry delay, if fewer bytes would then be left than
+        the tenant holds in all. For the tenant '', the bytes only have to fit."""
         left = self._max_bytes - self.held - num_bytes
         reserved = self._by_tenant[tenant] + num_bytes if tenant else 0
         if left < reserved:
@@ -47,12 +48,13 @@ class BodyBudget:
         self._add(tenant, num_bytes)
 
     def release(self, tenant: str, num_bytes: int) -> None:
-        """Release bytes that the tenant had acquired."""
+        """Give back bytes that the tenant had acquired."""
         self._add(tenant, -num_bytes)
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
 
     def _add(self, tenant: str, num_bytes: int) -> None:
+        """Add bytes (negative: subtract) to the sum, to the tenant's sum and to the metric."""
         self.held += num_bytes
         self._by_tenant[tenant] += num_bytes
         metrics.http_body_bytes.set(self.held)
@@ -69,7 +71,8 @@ class BodyLease:
         self._size = self._held = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Hold bytes that have arrived. Raises Unavailable if the budget has no room for them."""
+        """Hold bytes that have arrived. Only bytes beyond the body's first 64 KiB count, each twice. Raises Unavailable
+        if the budget has no room for them; then nothing more is held."""
         more = COPIES * max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
             self._budget.acquire(self.tenant, more)

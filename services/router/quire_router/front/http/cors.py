@@ -39,8 +39,9 @@ class Cors:
         return [(b"access-control-expose-headers", _EXPOSED), *self._origin_headers(origin)]
 
     def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers for the answer to a preflight request, in addition to those of `answer`; none if the
-        origin is not allowed."""
+        """Return the headers for the answer to a preflight request: allowed methods, allowed headers and their
+        lifetime, in addition to those of `answer`. If `*` is configured, the allowed headers are those that the browser
+        asked for. Empty if the origin is not allowed."""
         if not self._allows(origin):
             return []
         headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
@@ -54,7 +55,8 @@ class Cors:
         return bool(origin) and ("*" in self._origins or origin in self._origins)
 
     def _origin_headers(self, origin: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers that allow this origin, and credentials if they are configured."""
+        """Return the headers that allow this origin, and credentials if they are configured. The origin is `*` if any
+        origin may read answers without credentials; otherwise it is named, and caches must distinguish origins."""
         any_origin = "*" in self._origins and not self._credentials
         found = [(b"access-control-allow-origin", b"*" if any_origin else origin.encode("latin-1"))]
         if not any_origin:

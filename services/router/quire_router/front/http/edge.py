@@ -117,6 +117,8 @@ class Edge:
         status = 0
 
         async def counted_send(message: Message) -> None:
+            """Send a message. For the head of an answer, first note its status, and add the headers with the request id
+            and those of the exchange."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -141,8 +143,8 @@ class Edge:
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _GONE_STATUS, arrived_ns)
 
     async def _admit_and_run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        """Admit the request and run its route. Starlette's errors become typed errors, so that the audit
-        log has their codes."""
+        """Admit the request, unless its path is open to all, and run its route. Starlette's errors become typed errors,
+        so that the audit log has their codes."""
         try:
             if scope["path"] not in OPEN_PATHS:
                 await self._admit(scope, exchange)
@@ -151,8 +153,9 @@ class Edge:
             raise _typed(error) from error
 
     def _audited(self, scope: Scope, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        """Return the context that writes a request of administration to the audit log, if the request may change
-        something."""
+        """Return a context that writes the request and its outcome to the audit log. For a path that does not need the
+        scope `admin`, and for methods that only read, the context does nothing. A path that is no route is logged as
+        unknown."""
         if self._needed_scope(scope["path"]) != ADMIN or scope["method"] in _READING:
             return contextlib.nullcontext()
         route = scope["path"] if scope["path"] in self._audited_paths else "unknown path"
@@ -175,7 +178,8 @@ class Edge:
             exchange.add_headers(limit_headers(principal.limits, levels))
 
     def _needed_scope(self, path: str) -> str:
-        """Return the scope that a key needs for this path."""
+        """Return the scope that a key needs for this path: `metrics` for /metrics, `admin` for the console's data,
+        otherwise the scope of this port."""
         if path == METRICS_PATH:
             return METRICS
         return ADMIN if path.startswith(CONSOLE_PREFIX) else self._scope
@@ -188,16 +192,16 @@ class Edge:
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
     async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
-        """Answer a browser's CORS preflight request, which has no credential. If the answer does not allow the page,
-        the browser does not send the page's request."""
+        """Answer a browser's CORS preflight request, which has no credential, with 204. If the answer's headers do not
+        allow the page, the browser does not send the page's request."""
         asked = headers.get(b"access-control-request-headers", "")
         allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
         await send({"type": "http.response.start", "status": 204, "headers": allowed})
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
-        """Count the error and send it in the shape of the path's API. After a refusal in the middle of a body, read on
-        for a while before the connection closes, so that the client sees the answer."""
+        """Count the error by code, and send it as JSON in the shape of the path's API. After a refusal in the middle of
+        a body, read on for a while before the connection closes, so that the client sees the answer."""
         metrics.http_refused.labels(error.code).inc()
         status, shaped = shaped_error(path, error, request_id)
         body, headers = orjson.dumps(shaped), error_headers(error)
@@ -219,7 +223,8 @@ class Edge:
 
 
 def _counts(method: str, path: str) -> bool:
-    """Return whether the request counts against its key's rate limit."""
+    """Return whether the request counts against its key's rate limit. Each POST counts, except the cancellation of a
+    response; other methods count only on the path of one stored response."""
     return not _FREE.fullmatch(path) if method == "POST" else bool(_LIMITED.fullmatch(path))
 
 

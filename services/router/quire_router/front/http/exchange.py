@@ -89,7 +89,8 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
 
 
 def warning_headers(warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Return the header that names the parts of a request that the answer does not follow; none if there are none."""
+    """Return the header `x-quire-warnings`, which names the parts of a request that the answer does not follow, in at
+    most 1,000 characters. Returns no header if there are no warnings."""
     if not warnings:
         return []
     text = "; ".join(" ".join(each.split()) for each in warnings)[:_MAX_WARNING_CHARS]

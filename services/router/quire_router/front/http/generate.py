@@ -53,10 +53,10 @@ class Serving:
         self._ping_s = config.stream_ping_s
 
     async def parse(self, parser: str, scope: Scope, receive: Receive) -> Any:
-        """Read the body, which holds memory of the budget until the exchange releases it, and return what the parser
-        of this name makes of it. Raises InvalidArgument, TooLarge, Unavailable where the budget has no room or parsing
-        fails, Aborted where the client leaves, and Unsupported for a header that asks for a data-parallel rank above
-        0."""
+        """Read the body, and return what the parser of this name makes of it. The body holds memory of the budget until
+        the exchange releases it. Raises InvalidArgument, TooLarge, Unavailable where the budget has no room or parsing
+        fails, and Aborted where the client leaves. Raises Unsupported for a header that asks for a data-parallel rank
+        above 0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         exchange = exchange_of(scope)
@@ -86,9 +86,9 @@ class Serving:
     async def run(
         self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
     ) -> None:
-        """Run a parsed job and send its answer, as a stream or whole. The memory of the budget that the body holds is
-        released when the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job
-        ends at once. Raises QuireError for a failure before anything was sent."""
+        """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds is released when
+        the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job ends at once.
+        A large answer is written outside the event loop. Raises QuireError for a failure before anything was sent."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
@@ -179,8 +179,8 @@ class _Watch:
             generation.abandon(client_gone())
 
     async def run(self, receive: Receive) -> None:
-        """Wait until the client leaves. Then cancel the awaited work and abandon the generation. At the end of an
-        answer this happens too, and does no harm."""
+        """Wait until the client leaves. Then cancel the work that `unless_gone` awaits, and abandon the generation. At
+        the end of an answer this happens too, and does no harm."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
@@ -192,7 +192,7 @@ class _Watch:
 
 @contextlib.asynccontextmanager
 async def _watching(receive: Receive) -> Any:
-    """Run a _Watch over the connection for as long as the `with` block lasts."""
+    """Yield a new _Watch, and let it watch the connection in a task for as long as the `with` block lasts."""
     watch = _Watch()
     task = asyncio.create_task(watch.run(receive))
     try:

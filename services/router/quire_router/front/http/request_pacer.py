@@ -24,7 +24,8 @@ class RequestPacer:
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Return when the request may proceed: at once outside a burst, else in the order of arrival."""
+        """Return when the request may proceed: at once if no burst is under way, else in the order of arrival. The
+        request that proceeds at once starts the turns that let later ones in."""
         loop = asyncio.get_running_loop()
         if self._let_in:
             turn = loop.create_future()

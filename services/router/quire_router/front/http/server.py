@@ -33,7 +33,7 @@ KEEP_ALIVE_S = 75
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the service's process."""
+        """Install no signal handlers: the service's process has its own."""
         yield
 
 
@@ -90,7 +90,7 @@ class HttpServer:
 
     @property
     def connections(self) -> Collection[BoundedProtocol]:
-        """Return the number of open connections."""
+        """Return the open connections."""
         return self._server.server_state.connections  # type: ignore[return-value]  # all are made by our protocol
 
     async def start(self) -> None:
@@ -122,7 +122,8 @@ class HttpServer:
         return WatchedContext("public TLS of HTTP", self._tls)
 
     async def close(self) -> None:
-        """Stop accepting connections, give open answers a second, and return when all connections are closed."""
+        """Stop accepting connections, give open answers a second, and return when all connections are closed. Before
+        `start`, only close the socket."""
         if self._task is None:
             self._socket.close()
             return
@@ -137,8 +138,9 @@ def check_port(host: str, port: int, flag: str) -> None:
 
 
 def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
-    """Return a socket that is bound to the port and, unless it is `shared`, listens. The kernel closes connections
-    whose client takes nothing for `stall_s` (0: never). Raises ConfigError, naming `flag`."""
+    """Return a non-blocking socket that is bound to the port and, unless it is `shared`, listens. The kernel closes
+    connections whose client takes nothing for `stall_s` (0: never). With `shared`, several processes can bind the port.
+    Raises ConfigError, naming `flag`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -99,7 +99,8 @@ class StatusRoutes:
         return _json(self._model(self._catalog.resolve(request.path_params["model"], limits)))
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
-        """Return OpenAI's object of a model, with vLLM's additions."""
+        """Return OpenAI's object of a model, with vLLM's additions: context length, vocabulary size, and the model's
+        own name as `root`."""
         return {
             "id": served.name,
             "object": "model",
@@ -117,8 +118,8 @@ class StatusRoutes:
         return _json({"version": installed_version("quire-router")})
 
     async def load(self, _request: Request) -> Response:
-        """Answer with the load of each scheduler. `server_load` is vLLM's name for the number of sequences in
-        flight."""
+        """Answer with the running, waiting and in-flight requests and open transfers of each scheduler. `server_load`
+        is vLLM's name for the number of sequences in flight in this router."""
         schedulers = [
             {
                 "instance": replica.instance,

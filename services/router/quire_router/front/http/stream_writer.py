@@ -46,6 +46,7 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
     started = False
 
     async def ping() -> None:
+        """Send a comment; before the first one, send the head if it has not been sent."""
         nonlocal started
         if not started:
             started = True
@@ -86,8 +87,8 @@ async def _send_head(send: Send) -> None:
 async def _relay(
     send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
 ) -> bytes:
-    """Send deltas through ASGI as they come. Returns the frames of the last deltas, which are not sent yet. Raises the
-    QuireError that ended the job."""
+    """Send deltas through ASGI as they come, with a comment while none come for `ping_s`. Returns the frames of the
+    last deltas, which are not sent yet. Raises the QuireError that ended the job."""
     while True:
         frames = b"".join(map(answer.frame, await _await_with_pings(generation.next_deltas(), ping, ping_s)))
         if not generation.running:
@@ -96,7 +97,8 @@ async def _relay(
 
 
 async def _await_with_pings(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
-    """Await and return a result. Each time that `ping_s` seconds pass meanwhile (0: never), call `ping`."""
+    """Await and return a result. Each time that `ping_s` seconds pass meanwhile (0: never), call `ping`. If the caller
+    is cancelled, so is `awaited`."""
     if not ping_s:
         return await awaited
     task = asyncio.ensure_future(awaited)
@@ -122,8 +124,8 @@ class _Pump:
         self._wrote = True
 
     async def run(self) -> bytes:
-        """Write deltas to the connection as they come. Returns the frames of the last deltas, which are not sent yet.
-        Raises the QuireError that ended the job."""
+        """Write deltas to the connection as they come, and wait while the client's buffer is full. Returns the frames
+        of the last deltas, which are not sent yet. Raises the QuireError that ended the job."""
         if self._ping_s:
             self._timer = self._loop.call_later(self._ping_s, self._ping)
         try:
@@ -140,7 +142,8 @@ class _Pump:
                 self._timer.cancel()
 
     def _ping(self) -> None:
-        """Send a comment if nothing was written since the last call. Call this again after `ping_s`."""
+        """Send a comment if nothing was written since the last call and the client's buffer has room. Calls itself
+        again after `ping_s` seconds."""
         if not self._wrote and not self._connection.full:
             self._connection.write(PING)
         self._wrote = False

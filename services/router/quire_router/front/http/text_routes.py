@@ -44,8 +44,9 @@ class TextRoutes:
         self._token_bytes = token_bytes
 
     async def tokenize(self, request: Request) -> Response:
-        """Answer with the token ids of a text or a conversation and, if asked for, the text of each token. Raises
-        QuireError."""
+        """Answer with the token ids of a text or a conversation, their count and the model's context length. If asked
+        for, the answer also has the text of each token. The tokens are charged to the tenant. A long answer is written
+        outside the event loop. Raises QuireError."""
         asked: TokenizeRequest = await self._serving.parse("tokenize", request.scope, request.receive)
         context, prompt = _context(request), asked.prompt
         served = self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
@@ -65,6 +66,7 @@ class TextRoutes:
             )
 
         def written() -> bytes:
+            """Return the answer as JSON. `token_strs` is null unless the client asked for it."""
             answer: dict[str, Any] = {
                 "count": len(ids),
                 "max_model_len": served.model.max_model_len,
@@ -78,7 +80,8 @@ class TextRoutes:
         return Response(await off_loop(written, heavy=heavy, tenant=context.tenant), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        """Answer with the text of token ids, special tokens included. Raises QuireError."""
+        """Answer with the text of token ids, special tokens included; no ids are an empty text. The tokens are charged
+        to the tenant. Raises QuireError."""
         asked: DetokenizeRequest = await self._serving.parse("detokenize", request.scope, request.receive)
         exchange, ids = exchange_of(request.scope), asked.prompt.ids
         self._catalog.resolve(asked.model, exchange.limits)
@@ -87,7 +90,8 @@ class TextRoutes:
         return _json({"prompt": text})
 
     async def count_tokens(self, request: Request) -> Response:
-        """Answer with the number of tokens in an Anthropic message's input. Raises QuireError."""
+        """Answer with the number of tokens in the input of an Anthropic message, which are charged to the tenant.
+        Raises QuireError."""
         asked: CountRequest = await self._serving.parse("count", request.scope, request.receive)
         self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
         return _json({"input_tokens": len(await self._tokenize_chat(asked.prompt, _context(request)))})
@@ -99,12 +103,13 @@ class TextRoutes:
         return _json(rendered)
 
     async def render_completion(self, request: Request) -> Response:
-        """Answer with such a body for each prompt of a completion. Raises QuireError."""
+        """Answer with a list: for each prompt of a completion, the body for /inference/v1/generate that asks an engine
+        for the same. Raises QuireError."""
         return _json(await self._rendered(request, "completion_render"))
 
     async def _rendered(self, request: Request, parser: str) -> list[dict[str, Any]]:
-        """Tokenize a request's prompts without running it; return a body for /inference/v1/generate for each. Raises
-        QuireError."""
+        """Parse the body with the parser of this name, and tokenize its prompts without running them. Returns for each
+        prompt the body for /inference/v1/generate that asks for the same. Raises QuireError."""
         asked: RenderRequest = await self._serving.parse(parser, request.scope, request.receive)
         exchange, parsed = exchange_of(request.scope), asked.request
         caller = self._serving.caller(exchange, parsed)
@@ -125,7 +130,8 @@ class TextRoutes:
         ]
 
     async def _tokenize_chat(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Return the token ids of a conversation. Raises QuireError."""
+        """Return the token ids of a conversation under its model's chat template, and charge the tenant for them.
+        Raises QuireError."""
         with charged(self._serving.pipeline.charge, context.tenant, [prompt]) as settle:
             ids, _end, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
             settle([len(ids)])
@@ -135,7 +141,8 @@ class TextRoutes:
 def _rendered_prompts(
     rendering: Rendering, request_id: str
 ) -> list[tuple[str, np.ndarray[Any, np.dtype[np.int32]], Any]]:
-    """Return the request id, token ids and sampling params of each prompt; the ids of several prompts are numbered."""
+    """Return for each prompt its request id, token ids and sampling params. With several prompts, each id gets the
+    number of its prompt as a suffix."""
     single = len(rendering.prompts) == 1
     return [
         (request_id if single else f"{request_id}-{i}", ids, sampling_params_of(rendering.job, max_tokens))

@@ -56,7 +56,8 @@ def check_fields(
     body: Mapping[str, Any], table: Mapping[str, Field], defaults: Mapping[str, Any] = _NO_DEFAULTS
 ) -> dict[str, Any]:
     """Return every supported field of the table with its checked value or its default; `defaults` take precedence over
-    the table's. Raises InvalidArgument, and Unsupported for an unsupported field with a value that is not neutral."""
+    the table's. A null in the body counts as not given. Raises InvalidArgument for a wrong value or an unknown name,
+    and Unsupported for an unsupported field with a value that is not neutral."""
     values = {name: field.default for name, field in table.items() if field.supported}
     if defaults:
         values |= {name: value for name, value in defaults.items() if name in values}
@@ -81,7 +82,7 @@ def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
 
 
 def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
-    """Make the error for a number outside the field's bounds. NaN is always outside."""
+    """Make the error for a number outside the field's bounds; its fix names those bounds that are finite."""
     if field.high == math.inf:
         wanted = f"of at least {field.low}"
     elif field.low == -math.inf:
@@ -149,7 +150,8 @@ def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
 
 
 def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
-    """Return a list as a tuple of integers, each within the field's bounds. Raises InvalidArgument."""
+    """Return a list of at most `max_items` integers, each within the field's bounds, as a tuple. Raises
+    InvalidArgument."""
     if not isinstance(value, list):
         raise bad_type(name, value, "a list of integers")
     if len(value) > field.max_items:
@@ -160,7 +162,8 @@ def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
 
 
 def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float], ...]:
-    """Convert an object from token ids to biases to pairs, by ascending id. Raises InvalidArgument."""
+    """Convert an object from token ids, as decimal text, to biases into pairs, by ascending id. `max_items` bounds
+    their number, and the field's bounds the ids. Raises InvalidArgument."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object of token ids and biases")
     if len(value) > field.max_items:
@@ -254,7 +257,7 @@ def _type_name(value: Any) -> str:
 
 
 def json_text(name: str, value: Any) -> str:
-    """Serialize a value that was parsed from JSON. Raises InvalidArgument if it is nested too deeply."""
+    """Return a value that was parsed from JSON as JSON text. Raises InvalidArgument if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:

@@ -28,8 +28,8 @@ class Limits:
     """The model's own values of parameters that a body leaves out."""
 
     def sampling_defaults(self, body: Mapping[str, Any]) -> dict[str, float]:
-        """Return the model's own defaults for fields that `body` does not have, except max_tokens. A beam search only
-        uses the temperature, as in vLLM."""
+        """Return the model's own defaults, by field, whether `body` has the fields or not; never max_tokens. If `body`
+        asks for a beam search, only the temperature is returned, as in vLLM."""
         beams = body.get("use_beam_search") is True
         return {
             name: value

@@ -87,7 +87,8 @@ SAMPLING: Mapping[str, Field] = {
 
 
 def _taken_by(route: str) -> dict[str, Field]:
-    """Return the fields of the parameters that the route takes in addition to completions, chat and generate."""
+    """Return, by name, the fields of the sampling parameters whose `also_in` has the route. They are in addition to
+    those of completions, chat and generate."""
     return {each.name: SAMPLING[each.name] for each in PARAMETERS if route in each.also_in}
 
 

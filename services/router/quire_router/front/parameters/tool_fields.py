@@ -23,8 +23,9 @@ _TYPES: tuple[tuple[str, type, str], ...] = (
 
 
 def tools_of(values: Mapping[str, Any]) -> str:
-    """Return the tools as JSON, for the chat template and the parser; "" if there are none or tool_choice is `none`.
-    Raises InvalidArgument, and Unsupported for choices among some of the tools."""
+    """Check the tools and tool_choice, and return the tools as JSON, for the chat template and the parser. Returns ''
+    if there are none or tool_choice is `none`. Raises InvalidArgument for malformed or duplicate tools, and for a
+    choice that no tool fits. Raises Unsupported for choices among some of the tools."""
     tools = values["tools"] or []
     names = [_check_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
     if len(set(names)) < len(names):
@@ -49,8 +50,9 @@ def tools_of(values: Mapping[str, Any]) -> str:
 
 
 def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools | None:
-    """Return the structure that the tools demand of the answer: calls, or arguments that follow their schemas; None if
-    there is none. `tools_json` is the result of `tools_of` for these values."""
+    """Return the structure that the tools demand of the answer: a call that tool_choice requires, or arguments that
+    follow the schemas of strict tools. None if there is none. `tools_json` is the result of `tools_of` for these
+    values."""
     if not tools_json:
         return None
     mode, name = _choice(values.get("tool_choice"))
@@ -67,12 +69,14 @@ def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools 
 
 
 def parsing_of(tools_json: str) -> Parsing:
-    """Return which parts the tokenizer looks for in a chat's answer."""
+    """Return the parts that the tokenizer looks for in a chat's answer: reasoning always, and calls if there are
+    tools."""
     return Parsing(tool_calls=bool(tools_json), reasoning=True, tools_json=tools_json)
 
 
 def _check_tool(tool: Any, name: str) -> str:
-    """Check one tool and return its name. Raises InvalidArgument."""
+    """Check the type, name, parameters, description and strictness of one tool, and return the name of its function.
+    Raises InvalidArgument; `name` is the tool's place in the body."""
     if not isinstance(tool, dict):
         raise bad_type(name, tool, "an object")
     if tool.get("type") != "function":
@@ -98,8 +102,9 @@ def _check_tool(tool: Any, name: str) -> str:
 
 
 def _choice(choice: Any) -> tuple[str, str]:
-    """Return the mode (none, auto or required), and the single tool that must be called, if there is one. Raises
-    InvalidArgument, Unsupported."""
+    """Return the mode (none, auto or required) and the single tool that must be called, '' for any. An object that
+    names a function has the mode required; no choice is auto. Raises InvalidArgument, and Unsupported for
+    allowed_tools."""
     if choice is None:
         return "auto", ""
     if isinstance(choice, str) and choice in _MODES:

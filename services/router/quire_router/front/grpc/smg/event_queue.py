@@ -64,8 +64,8 @@ class EventQueue(Generic[M]):
             yield message
 
     def _put(self, message: M) -> None:
-        """Append a message and wake the reader. Raises Overloaded, and drops all queued messages, if they exceed the
-        bound."""
+        """Append a message and wake the reader. Raises Overloaded, and drops all queued messages, if others wait and
+        the sum would exceed the bound. A message that waits alone may have any size."""
         size = message.ByteSize()
         if self._waiting and self._bytes + size > self._most_bytes:
             waited, held = len(self._waiting), self._bytes

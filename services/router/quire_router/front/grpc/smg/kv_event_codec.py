@@ -24,8 +24,8 @@ _TIERS = {"device": cb.KV_CACHE_TIER_DEVICE, "ram": cb.KV_CACHE_TIER_HOST, "disk
 
 
 def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
-    """Convert a frame of changes to a batch: a clear, then removed pages, then stored pages. No page is both removed
-    and stored in a frame."""
+    """Convert a frame of changes to a batch with the frame's sequence number: a clear, then removed pages by KV group,
+    then stored pages. The order does not matter for a page, since no page is both removed and stored in a frame."""
     events = [cb.KvCacheEvent(event_id=frame.sequence, cleared=cb.KvCacheCleared())] if frame.cleared else []
     gone = [(0, list(frame.removed)), *((removed.group, list(removed.hashes)) for removed in frame.removed_pages)]
     for group, hashes in gone:
@@ -39,7 +39,8 @@ def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
 
 
 def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEventBatch:
-    """Convert all frames of a snapshot to one batch that begins with Cleared."""
+    """Convert all frames of a snapshot to one batch that begins with Cleared. The batch has the last frame's sequence
+    number, and says how many blocks it stores."""
     events, sequence = [cb.KvCacheEvent(cleared=cb.KvCacheCleared())], 0
     for frame in frames:
         sequence = frame.sequence
@@ -55,7 +56,8 @@ def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEven
 
 
 def engine_load(load: Load, sample: int, *, load_only: bool = False) -> cb.EngineLoad:
-    """Convert a scheduler's load to SMG's EngineLoad. `sample` numbers the loads of a stream; `load_only`: the batch
+    """Convert a scheduler's load to SMG's EngineLoad. `token_usage` is the share of pages that are not free, and
+    `active_token_usage` the share that requests hold. `sample` numbers the loads of a stream; `load_only`: the batch
     has no events."""
     used = 1 - load.free_pages / load.pages if load.pages else 0.0
     active = load.referenced_pages / load.pages if load.pages else 0.0
@@ -78,7 +80,8 @@ def block_hash(digest: bytes) -> int:
 
 
 def _stored_events(chains: Iterable[pb.StoredPages], page_size: int, event_id: int) -> list[cb.KvCacheEvent]:
-    """Convert stored pages to events, one for each chain, with the hash and token ids of every page."""
+    """Convert stored pages to events, one for each chain, with its parent's hash and the hash and `page_size` token ids
+    of every page. The chain's medium decides the tier; an unknown medium is the external tier."""
     events = []
     for chain in chains:
         tokens = i32(chain.token_ids, "token_ids").tolist()

@@ -39,8 +39,9 @@ _TURN_TOKENS = 65_536
 
 
 async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_len: int) -> GenerateJob:
-    """Check SMG's GenerateRequest and convert it to a job for a model of this context. Where proto3 cannot tell 0 from
-    unset, 0 means vLLM's default. Raises InvalidArgument, Unsupported."""
+    """Check SMG's GenerateRequest and convert it to a job for a model of this context length in tokens. Where proto3
+    cannot tell 0 from unset, 0 means vLLM's default; a negative seed means none. The job always returns token ids.
+    Raises InvalidArgument for wrong values, and Unsupported."""
     _refuse_unsupported(request)
     params = request.sampling_params
     logprobs = _logprobs(params, "logprobs", limits)
@@ -96,8 +97,8 @@ async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_
 
 
 def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict[str, Any]:
-    """Return, by name, the values of the parameters that vLLM's message has. A field that is not set has the
-    parameter's default."""
+    """Return, by name, the values of those parameters that are fields of vLLM's message. A field that is not set has
+    the parameter's default; 0 counts as not set if proto3 cannot tell the difference."""
     found = {}
     for name, default in ((each.name, each.default) for each in parameters):
         field = params.DESCRIPTOR.fields_by_name.get(name)
@@ -120,7 +121,8 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
 
 
 def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
-    """Return the structure that the answer must match; None if the request has none. Raises InvalidArgument."""
+    """Return the structure that the answer must match: a schema, regular expression, grammar, choice or any JSON
+    object. None if the request has none. Raises InvalidArgument if `ignore_eos` is set too."""
     kind = params.WhichOneof("constraint")
     if kind is None or (kind == "json_object" and not params.json_object):
         return None
@@ -138,8 +140,9 @@ def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
 
 
 async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates: bool) -> TextPrompt | TokenPrompt:
-    """Convert the request's text or token ids to a prompt. Of a truncated prompt, no more ids are converted than the
-    context has. Raises InvalidArgument if neither is set, an id is not an int32, or there are too many ids."""
+    """Convert the request's text or token ids to a prompt. If the prompt will be truncated, only its last
+    `max_model_len` ids are converted. Raises InvalidArgument if neither is set, an id is not an int32, or an
+    untruncated prompt fills the context."""
     kind = request.WhichOneof("input")
     if kind == "text":
         return TextPrompt(request.text)
@@ -160,7 +163,8 @@ async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates:
 
 
 async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
-    """Convert the ids from `start` on. After each part of a long list, the event loop runs other tasks."""
+    """Convert the ids from index `start` on to an int64 array. After every 65,536 ids, the event loop runs other
+    tasks."""
     parts = [np.empty(0, np.int64)]
     for at in range(start, len(given), _TURN_TOKENS):
         if at > start:
@@ -170,7 +174,7 @@ async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
 
 
 def aborted_ids(request: vb.AbortRequest) -> set[str]:
-    """Return the ids of the requests to abort. Raises InvalidArgument for too many ids."""
+    """Return the set of the ids of the requests to abort. Raises InvalidArgument for more than 16,384 ids."""
     if len(request.request_ids) > MAX_ABORTED:
         raise InvalidArgument(
             "TOO_MANY_ITEMS",
@@ -194,7 +198,8 @@ def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
 
 
 def _refuse_unsupported(request: vb.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, for media, KV transfer and a data-parallel rank above 0."""
+    """Raise Unsupported, naming the field, for media, KV transfer and a data-parallel rank above 0. Empty KV transfer
+    parameters are accepted."""
     for name in ("mm_inputs", "media_refs", "kv_transfer_params"):
         if request.HasField(name):
             raise unsupported(name)

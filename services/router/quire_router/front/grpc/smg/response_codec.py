@@ -30,8 +30,8 @@ class SmgFormat:
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
 
     def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
-        """Yield the responses for one delta: a chunk if the request is streamed and there are new tokens, and
-        `complete` if the choice has ended."""
+        """Yield the responses for one delta. A streamed request gets a chunk if there are new tokens; a choice that has
+        ended gets `complete`."""
         sequence = self._generation.sequences[delta.index]
         self._completion_tokens[delta.index] += delta.tokens
         if self._stream and delta.tokens:
@@ -51,7 +51,9 @@ class SmgFormat:
     def complete(
         self, sequence: SequenceState, finish: str, stop_reason: str | int | None = None
     ) -> vb.GenerateResponse:
-        """Make the response that ends a choice, with all of its tokens, and with logprobs if they were asked for."""
+        """Make the response that ends a choice: all token ids that the tokenizer has confirmed, usage and `finish`. It
+        has logprobs of answer and prompt if asked for. A `stop_reason` is the matched token id or the matched stop
+        string."""
         whole = vb.GenerateComplete(
             output_ids=i32(bytes(sequence.engine.output_ids[: 4 * sequence.text.confirmed]), "output_ids").tolist(),
             finish_reason=finish,
@@ -73,7 +75,7 @@ class SmgFormat:
 
 
 def output_logprobs(entries: Sequence[LogprobEntry]) -> vb.OutputLogProbs:
-    """Convert entries to vLLM's logprobs of an answer, one per token."""
+    """Convert entries to vLLM's logprobs of an answer: per token its id, its logprob, and the top alternatives."""
     return vb.OutputLogProbs(
         token_logprobs=[entry.logprob for entry in entries],
         token_ids=[entry.token_id for entry in entries],

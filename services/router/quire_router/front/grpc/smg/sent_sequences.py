@@ -23,13 +23,14 @@ class SentSequences(Generic[E]):
         self._former = 0
 
     def sent(self, epoch: E, sequence: int) -> None:
-        """Record that a subscriber was sent this number, in this epoch."""
+        """Record that a subscriber was sent this number, in this epoch. At a new epoch, the highest number of the epoch
+        before counts as a number of former epochs."""
         if epoch != self._epoch:
             self._former = max(self._former, self._newest)
             self._epoch, self._newest = epoch, 0
         self._newest = max(self._newest, sequence)
 
     def epoch_of(self, sequence: int) -> E | None:
-        """Return the present epoch if the number was sent in it. Returns None if it was not, or may have been sent in
-        an earlier epoch."""
+        """Return the present epoch if the number is above all numbers of earlier epochs and at most the highest of this
+        one. Returns None otherwise, since the number was not sent or may be of an earlier epoch."""
         return self._epoch if self._former < sequence <= self._newest else None

@@ -47,7 +47,7 @@ _NO_LIMITS = KeyLimits()
 
 
 def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
-    """Register the service at the server; return its full name."""
+    """Register the VllmEngine service at the server; return its full name."""
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(parts), server)
     return str(vb.DESCRIPTOR.services_by_name["VllmEngine"].full_name)
 
@@ -62,8 +62,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
-        """Run a request and yield its responses, as a stream or as one. When the call ends, its sequences end too.
-        Raises QuireError."""
+        """Authenticate the caller, apply the key's rate limit, run the request on the served model, and yield its
+        responses, as a stream or as one. Meanwhile, `Abort` finds the request by its id. A client that reads nothing
+        for too long loses the request. When the call ends, its sequences end too. Raises QuireError."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -97,8 +98,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 client.sent()
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
-        """Cancel the caller's own requests that have these ids; others are ignored. Raises InvalidArgument for too many
-        ids."""
+        """Cancel the running requests of the caller's tenant that have these ids; other ids are ignored. Raises
+        InvalidArgument for too many ids."""
         principal = self._authenticate(context)
         for request_id in aborted_ids(request):
             for generation in self._running.get((principal.tenant, request_id), ()):
@@ -111,7 +112,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
-        """Describe the model of the scheduler. Raises Unavailable while the model is not known."""
+        """Return the served model's name, context length, vocabulary size, architecture and EOS token ids. The longest
+        input is one token shorter than the context. Raises Unavailable while the model is not known."""
         served = self._parts.catalog.resolve("", self._authenticate(context).limits)
         model = served.model
         return vb.GetModelInfoResponse(
@@ -128,8 +130,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
-        """Return the number of requests in flight, whether admission is paused, the uptime, and the engine's page size
-        and batch size."""
+        """Return the number of requests in flight, whether admission is paused, the uptime in seconds, and when the
+        last request arrived. Also returns the engine's page size, KV dtype and batch size. Raises Unavailable while
+        there is no replica."""
         self._authenticate(context)
         replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
         return vb.GetServerInfoResponse(
@@ -145,8 +148,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetLoads(self, request: vb.GetLoadsRequest, context: Any) -> vb.GetLoadsResponse:
-        """Return the load that the scheduler reported last, with pages counted as tokens; none for a data-parallel rank
-        above 0."""
+        """Return the load that the scheduler reported last: running and waiting requests, throughput, and KV use, with
+        pages counted as tokens. For a data-parallel rank other than 0, the list of loads is empty. Raises
+        Unavailable."""
         self._authenticate(context)
         load, page_size = self._replica().load, self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         used = load.pages - load.free_pages
@@ -173,10 +177,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
-        """Yield the scheduler's page events, which needs the scope `admin`. They begin after the number that the
-        subscriber has, if this number can only be of the present epoch; otherwise they begin with a snapshot. Raises
-        Overloaded for a subscriber that is too slow. The audit log also records the beginning of a subscription,
-        because it may last for weeks."""
+        """Yield the scheduler's page events in batches, each with the scheduler's load; the key needs the scope
+        `admin`. They begin after the subscriber's sequence number if that can only be of the present epoch, otherwise
+        with a snapshot. If asked for, a batch with only the load comes first. Raises Overloaded for a subscriber that
+        is too slow. The audit log also records the beginning, because a subscription may last for weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
         audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0
@@ -272,7 +276,8 @@ def _int32(count: int) -> int:
 
 async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
     """Yield a generation's responses until it has ended. An aborted generation ends without an error, as in vLLM: each
-    choice that was still running gets a last response with the finish reason `abort`."""
+    choice that was still running gets a last response with the finish reason `abort`. Raises any other QuireError that
+    ended it."""
     answer = SmgFormat(generation, stream=stream)
     ended: set[int] = set()
     while generation.running:

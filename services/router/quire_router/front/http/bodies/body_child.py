@@ -25,8 +25,9 @@ _NICENESS = 10
 
 
 def main() -> int:
-    """Answer jobs from stdin until it ends. Command-line arguments: the bytes of memory for parsing, in addition to
-    what the program itself maps, and the seconds of processor time after which a body ends the process."""
+    """Limit the memory and the priority of this process, say that it is ready, and answer jobs from stdin until it
+    ends. Command-line arguments: the bytes of memory for parsing, in addition to what the program itself maps, and the
+    seconds of processor time after which a body ends the process."""
     memory_bytes, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     limit_process(_mapped_bytes() + memory_bytes)
@@ -43,7 +44,9 @@ def main() -> int:
 
 
 def run_job(job: Frame) -> tuple[dict[str, Any], bytes]:
-    """Parse one body. Returns what `decode_parsed` reads; never raises."""
+    """Parse one body with the parser that the job names. Returns a message and a payload, which `decode_parsed` reads:
+    the parsed request, or the error that refuses the body. Never raises: lack of memory and mistakes of a parser are
+    such errors too."""
     asked = job.message
     defaults = {model: tuple(map(tuple, values)) for model, values in asked["defaults"].items()}
     limits = Limits(asked["max_n"], asked["max_logprobs"])
@@ -58,6 +61,7 @@ def run_job(job: Frame) -> tuple[dict[str, Any], bytes]:
 
 
 def _too_large() -> TooLarge:
+    """Make the error for a body that takes more memory to parse than the process may use."""
     return TooLarge(
         "BODY_TOO_COMPLEX",
         "The body takes too much memory to parse.",

@@ -65,8 +65,10 @@ class BodyParser:
     async def parse(
         self, parser: str, body: bytes, tenant: str, defaults: Mapping[str, SamplingDefaults], *, timings: bool
     ) -> Any:
-        """Return what the parser with this name makes of a body. `defaults`: see `parse_body`. Raises InvalidArgument,
-        Unsupported, TooLarge for a body that takes too much time or memory, and Unavailable where the process died."""
+        """Return what the parser with this name makes of a body. A body above LONG_BYTES waits for the tenant's turn at
+        the child process; a shorter one is parsed here. `defaults`: see `parse_body`. Raises InvalidArgument,
+        Unsupported, TooLarge for a body that takes too much time or memory, and Unavailable where the process
+        failed."""
         if len(body) <= LONG_BYTES:
             return parse_body(parser, body, self._limits, defaults, timings=timings)
         job = {
@@ -85,8 +87,9 @@ class BodyParser:
         await self._children.close()
 
     async def _parse_in_child(self, job: bytes, body: bytes) -> Any:
-        """Send a body to the process, and read its answer. If the process failed before, wait before the next one
-        starts."""
+        """Send a framed job and its body to the process, and return what it parsed. After a crash or a cancelled call,
+        wait for the backoff first. If the process ends, count and log that, and raise the error of `_failure`. Raises
+        the error of a body that was refused."""
         if self._failed:
             await self._backoff.wait()
         self._failed = True
@@ -105,7 +108,8 @@ class BodyParser:
 
 
 def _failure(error: ChildFailed) -> QuireError:
-    """Return the error of a body whose process ended."""
+    """Return the error of a body whose process ended: TooLarge if it used too much processor time, otherwise
+    Unavailable, for a timeout or a crash."""
     if error.out_of_cpu:
         return TooLarge(
             "BODY_TOO_COMPLEX",

@@ -41,8 +41,9 @@ def parse_body(
     *,
     timings: bool,
 ) -> Any:
-    """Decode a body and run the parser `name` on it. `defaults` has the sampling defaults of models by their
-    names; the name '' is the model of a body that names none. Raises InvalidArgument, Unsupported."""
+    """Decode a body and run the parser `name` on it, with the defaults of the body's model. `defaults` has the sampling
+    defaults of models by their names; the name '' is the model of a body that names none. Raises InvalidArgument,
+    Unsupported."""
     decoded = parse_object(body)
     model = decoded.get("model")
     own = defaults.get(model if isinstance(model, str) else "")
@@ -50,8 +51,8 @@ def parse_body(
 
 
 def _parse_invocation(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> InvocationRequest:
-    """Parse a chat where the body has messages, a completion where it has a prompt. Raises InvalidArgument,
-    Unsupported."""
+    """Parse a chat where the body has messages, otherwise a completion where it has a prompt. Raises InvalidArgument,
+    also if it has neither, and Unsupported."""
     if "messages" not in body and "prompt" not in body:
         raise InvalidArgument(
             "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"

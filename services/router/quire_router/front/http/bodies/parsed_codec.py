@@ -76,8 +76,9 @@ class _Encoder:
         self._texts: dict[str, list[Any]] = {}
 
     def encode(self, value: Any) -> Any:
-        """Return the JSON value for a part of the tree. A list begins with the name of a class, which its fields
-        follow, or with one of the names above."""
+        """Return the JSON value for a part of the tree; long texts, bytes and arrays go to the payload. A list begins
+        with the name of a class, which its fields follow, or with one of the names above. Raises TypeError for a number
+        that is not finite, and KeyError for an unknown class."""
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):
@@ -96,6 +97,8 @@ class _Encoder:
         return [cls.__name__, *(self.encode(getattr(value, name)) for name in _FIELDS[cls])]
 
     def _tuple(self, items: tuple[Any, ...]) -> list[Any]:
+        """Return the JSON value of a tuple. A long one of only integers or only strings goes to the payload; any other
+        is encoded item by item."""
         kinds = set(map(type, items)) if len(items) > _SHORT else set()
         if kinds == {int}:
             return self._append(_INTS, np.array(items, "<i8").tobytes())
@@ -104,12 +107,14 @@ class _Encoder:
         return [_TUPLE, *map(self.encode, items)]
 
     def _text(self, text: str) -> list[Any]:
+        """Append a long text to the payload, once for all its occurrences; return its place."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._append(_TEXT, text.encode())
         return found
 
     def _append(self, kind: str, content: bytes) -> list[Any]:
+        """Append bytes to the payload; return `kind` and their start and end in it."""
         start, self._size = self._size, self._size + len(content)
         self.payload.append(content)
         return [kind, start, self._size]
@@ -121,6 +126,8 @@ class _Decoder:
         self._texts: dict[int, str] = {}
 
     def decode(self, value: Any) -> Any:
+        """Return the part of the tree that `_Encoder.encode` made this JSON value of. Texts and arrays come from the
+        payload; a text that occurs more than once is decoded once."""
         if not isinstance(value, list):
             return value
         kind, *rest = value
@@ -154,7 +161,7 @@ def encode_refusal(error: QuireError) -> dict[str, Any]:
 
 
 def decode_parsed(message: dict[str, Any], payload: bytes) -> Any:
-    """Return what the parser returned, or raise the error of the body."""
+    """Return what the parser returned in the child process, or raise the error with which it refused the body."""
     if "refused" in message:
         kind, code, text, fix, param = message["refused"]
         raise _ERRORS[kind](code, text, fix, param=param)

@@ -75,7 +75,8 @@ class ConsoleActions:
         ]
 
     async def cancel(self, request: Request) -> Response:
-        """End a request of any tenant. Raises NotFound unless it runs in this process."""
+        """End a running request of any tenant, which its number and its request id name; its client gets an error.
+        Raises NotFound unless it runs in this process."""
         values = await self._read(request, CANCEL)
         number, request_id = required(values, "number"), required(values, "request_id")
         bind_subject(request_id)
@@ -83,36 +84,39 @@ class ConsoleActions:
         return _state_response(DONE)
 
     async def drain(self, request: Request) -> Response:
-        """Drain a replica: it refuses new requests and finishes the running ones. Raises NotFound, and its scheduler's
-        errors."""
+        """Drain a replica: it refuses new requests and finishes the running ones. Answers `done`, or `under way` if
+        that takes longer than _REFUSAL_S. Raises NotFound, FailedPrecondition while an action on it goes on, and its
+        scheduler's errors."""
         values = await self._read(request, DRAIN)
         replica = self._replica(required(values, "instance"))
         bind_subject(replica.instance)
         return await self._begin(replica, replica.client.drain(self._drain_timeout_s))
 
     async def role(self, request: Request) -> Response:
-        """Change a replica's role. Raises NotFound, and its scheduler's errors."""
+        """Change a replica's role. Answers `done`, or `under way` if that takes longer than _REFUSAL_S. Raises
+        NotFound, FailedPrecondition while an action on it goes on, and its scheduler's errors."""
         values = await self._read(request, ROLE)
         replica, role = self._replica(required(values, "instance")), required(values, "role")
         bind_subject(f"{replica.instance} {role}")
         return await self._begin(replica, replica.client.set_role(role, self._drain_timeout_s))
 
     async def pause(self, request: Request) -> Response:
-        """Make this router process refuse new requests. Running requests go on."""
+        """Make this router process refuse new requests, and report that its readiness changed. Running requests go
+        on."""
         await self._read(request, ROUTER)
         self._admission.pause()
         self._changed()
         return _state_response(DONE)
 
     async def resume(self, request: Request) -> Response:
-        """Make this router process admit requests again."""
+        """Make this router process admit requests again, and report that its readiness changed."""
         await self._read(request, ROUTER)
         self._admission.resume()
         self._changed()
         return _state_response(DONE)
 
     async def close(self) -> None:
-        """Stop waiting for schedulers. They finish their actions alone."""
+        """Stop waiting for schedulers: cancel the calls to them. They finish their actions alone."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -135,7 +139,9 @@ class ConsoleActions:
         return replica
 
     async def _begin(self, replica: Replica, call: Coroutine[Any, Any, None]) -> Response:
-        """Start a scheduler's call, and answer when it has ended or has run for _REFUSAL_S. Raises QuireError."""
+        """Start a scheduler's call as a task. Answer `done` when it has ended, or `under way` when it has run for
+        _REFUSAL_S; then it goes on alone. Raises FailedPrecondition if a call to this replica is under way, and the
+        call's own error as a QuireError."""
         if replica.instance in self._under_way:
             call.close()
             raise FailedPrecondition(

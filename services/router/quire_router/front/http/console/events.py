@@ -122,7 +122,7 @@ class ConsoleEvents:
             leaving.cancel()
 
     async def close(self) -> None:
-        """End all streams."""
+        """End all streams, and wait until the task that makes snapshots has ended."""
         for watcher in self._watchers:
             watcher.close()
         if self._task is not None:
@@ -130,7 +130,8 @@ class ConsoleEvents:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _send_frames(self, watcher: _Watcher, scope: Scope, send: Send) -> None:
-        """Send each snapshot as it comes. If the client reads nothing for too long, abort its connection."""
+        """Send each snapshot as it comes, until the watcher is closed; then end the answer. If the client reads nothing
+        for `stall_s`, count and log this, and abort its connection."""
         connection = chunk_writer(scope)
         try:
             while frame := await watcher.next_frame():
@@ -147,7 +148,7 @@ class ConsoleEvents:
 
     def _enter(self, watcher: _Watcher) -> None:
         """Add a watcher, and offer it the last snapshot at once. The first watcher starts the task that makes
-        snapshots."""
+        snapshots, and `watched` is called with True."""
         self._watchers.add(watcher)
         metrics.console_watchers.set(len(self._watchers))
         if self._task is None:
@@ -162,8 +163,9 @@ class ConsoleEvents:
         metrics.console_watchers.set(len(self._watchers))
 
     async def _run(self) -> None:
-        """Offer a snapshot to all watchers each second, until no watcher is left. If a snapshot fails, all streams
-        end."""
+        """Each second, ask the kvstores for statistics, close watchers whose key has lost the scope `admin`, and offer
+        a new snapshot to the others. End when no watcher is left. If a snapshot fails, all streams end. At the end,
+        call `watched` with False, and close the channels to kvstores."""
         try:
             while self._watchers:
                 asking = asyncio.create_task(self._stores.refresh())
@@ -189,7 +191,7 @@ class ConsoleEvents:
 
 
 async def _close_when_gone(receive: Receive, watcher: _Watcher) -> None:
-    """Close the watcher when its client has left."""
+    """Wait until the client has left, then close its watcher."""
     while (await receive())["type"] != "http.disconnect":
         pass
     watcher.close()

@@ -24,7 +24,8 @@ class Problem(NamedTuple):
 
 
 def problems(snapshot: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems that a snapshot shows, the worst first."""
+    """Return the problems that a snapshot shows, at most 50, the bad ones before the warnings. They are of the router,
+    the replicas, tokenizers, kvstores and certificates."""
     found = [
         *_router(snapshot["router"], snapshot["replicas"], snapshot["tokenizers"]),
         *(problem for replica in snapshot["replicas"] for problem in _replica(replica)),
@@ -38,6 +39,8 @@ def problems(snapshot: Mapping[str, Any]) -> list[Problem]:
 def _router(
     router: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]], tokenizers: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem]:
+    """Yield bad problems if no replica accepts requests or no tokenizer is ready. Yield warnings if the router is
+    paused, or runs as many requests as it may."""
     if not any(replica["accepts"] for replica in replicas):
         yield Problem(BAD, "fleet", "No replica accepts requests.")
     if not any(tokenizer["phase"] == "ready" for tokenizer in tokenizers):
@@ -49,7 +52,9 @@ def _router(
 
 
 def _replica(replica: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of one replica. An unreachable or failed replica has only this one."""
+    """Yield the problems of one replica: its phase or a closed session, and a request that has waited for 5 s. Also
+    yield one if running requests hold 97 % of its KV pages. An unreachable or failed replica has only this one
+    problem."""
     name, phase = replica["instance"], replica["phase"]
     if phase in ("unreachable", "failed"):
         yield Problem(BAD, name, f"{phase.capitalize()}. {replica['detail']}".strip())
@@ -75,6 +80,7 @@ def _tokenizers(tokenizers: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
 
 
 def _store(store: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a warning if the kvstore does not answer, and one for each of its tiers that is not available."""
     if store["error"]:
         yield Problem(WARNING, store["instance"], f"The kvstore does not answer: {store['error']}")
     for tier in store["tiers"]:
@@ -83,6 +89,7 @@ def _store(store: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _certificate(certificate: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a bad problem if the certificate has expired, and a warning if it expires within 14 days."""
     days = certificate["seconds_left"] / _DAY_S
     if days < 0:
         yield Problem(BAD, certificate["subject"], "The certificate has expired.")

@@ -71,7 +71,8 @@ class Snapshots:
         return encoded
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a snapshot as plain values."""
+        """Return a snapshot as plain values: router, replicas, tokenizers, requests, KV, certificates, and the problems
+        that they show. Lists are cut to their limits."""
         sources = self._sources
         replicas = list(sources.fleet.replicas.values())
         snapshot: dict[str, Any] = {
@@ -92,6 +93,8 @@ class Snapshots:
         return snapshot
 
     def _router(self) -> dict[str, Any]:
+        """Return this router process: its version, number and uptime, whether it is paused, and the sequences in flight
+        with their limit."""
         sources = self._sources
         return {
             "instance": sources.instance,
@@ -104,7 +107,8 @@ class Snapshots:
         }
 
     def _replica(self, replica: Replica) -> dict[str, Any]:
-        """Return one replica's state, its load, and the sums of its ended requests."""
+        """Return one replica's identity and state, its last reported load, and the sums of its ended requests (None if
+        there are none)."""
         load = replica.load
         sums = self._sources.live.sums.get(replica.instance)
         return {
@@ -138,7 +142,8 @@ class Snapshots:
         }
 
     def _requests(self) -> dict[str, Any]:
-        """Return the requests that have run longest, and those that ended last."""
+        """Return the number of running requests, in all and of the busiest tenants. Also returns the requests that have
+        run longest, and those that ended last, the newest first."""
         live, name = self._sources.live, self._sources.tenant_name
         tenants = live.by_tenant().most_common(MOST_TENANTS)
         return {
@@ -149,7 +154,8 @@ class Snapshots:
         }
 
     def _kv(self) -> dict[str, Any]:
-        """Return how many pages each peer holds, the kvstores' tiers, and the transfers between replicas."""
+        """Return how many pages each peer holds, the most first, the statistics of the kvstores, and the number of open
+        transfers between replicas."""
         sources = self._sources
         held = sorted(sources.held_pages(), key=lambda one: -one.pages)
         return {
@@ -160,8 +166,8 @@ class Snapshots:
 
 
 def _certificates(instance: str, replicas: Sequence[Replica]) -> list[dict[str, Any]]:
-    """Return the time until the certificates of this router and of the schedulers expire, the shortest first. Instances
-    without certificates are left out."""
+    """Return the seconds until the first certificate of this router and of each scheduler expires, the shortest first.
+    Instances without certificates are left out."""
     ends = {instance: first_expiry(), **{one.instance: one.load.certificate_expiry_unix_s for one in replicas}}
     now_s = time.time()
     found = [{"subject": name, "seconds_left": end - now_s} for name, end in ends.items() if end]

@@ -64,7 +64,8 @@ class TierStatsClient:
         self._endpoints = endpoints
 
     async def refresh(self) -> None:
-        """Ask all kvstores at once, and keep their answers in `last`."""
+        """Ask all kvstores at once for their statistics, and keep the answers, or errors in their place, in `last`.
+        Close the channels to kvstores that discovery no longer lists."""
         self.last = list(await asyncio.gather(*map(self._fetch, self._endpoints)))
         addresses = {endpoint.address for endpoint in self._endpoints}
         for address in self._channels.keys() - addresses:
@@ -77,7 +78,8 @@ class TierStatsClient:
             await channel.close()
 
     async def _fetch(self, endpoint: Endpoint) -> StoreStats:
-        """Return one kvstore's answer, or the error in its place."""
+        """Return one kvstore's answer, or the error in its place. Opens its channel at the first call. Waits for at
+        most _TIMEOUT_S."""
         channel = self._channels.get(endpoint.address)
         if channel is None:
             channel = self._channels[endpoint.address] = aio_channel(endpoint.address, self._config, KVSTORE)
@@ -89,7 +91,7 @@ class TierStatsClient:
 
 
 def _tier(stats: kb.TierStats) -> Tier:
-    """Convert a tier from the wire."""
+    """Convert a tier's statistics from protobuf."""
     return Tier(
         stats.medium,
         stats.pages,

@@ -47,7 +47,8 @@ class AnswerFormat(Protocol):
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Convert a usage to OpenAI's object."""
+    """Convert a usage to OpenAI's object: prompt, completion, total and cached tokens, and reasoning tokens if there
+    are any."""
     shown: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -77,9 +78,9 @@ class FrameParts:
         self._null_usage = b',"usage":null' if parsed.include_usage else b""
 
     def usage_part(self, index: int, *, opening: bool = False) -> bytes:
-        """Return the usage member of a chunk. With continuous usage, it has the choice's tokens so far. If only the
-        last chunk has usage, it is null. Otherwise there is no such member. `opening`: the chunk comes before all
-        tokens, so it counts none."""
+        """Return the usage member of a chunk, with a comma before it. With continuous usage, it has the choice's tokens
+        so far. Without, it is null if the last chunk of the stream has usage, and missing otherwise. `opening`: the
+        chunk comes before all tokens, so it counts none."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]
@@ -91,7 +92,7 @@ class FrameParts:
         )
 
     def ids_part(self, delta: Delta) -> bytes:
-        """Return the token_ids member of a choice; nothing if it was not asked for."""
+        """Return the token_ids member of a choice, with a comma before it; nothing if it was not asked for."""
         if not self.parsed.job.wants.token_ids:
             return b""
         return b',"token_ids":' + orjson.dumps(id_list(delta.token_ids))
@@ -112,7 +113,8 @@ class FrameParts:
         return b"data: " + orjson.dumps(error_object(error)) + b"\n\n" + DONE
 
     def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add `quire_timings` and `quire_runs` to `answer`, if they were asked for; return `answer`."""
+        """Add `quire_timings`, the durations by service and phase, and `quire_runs`, the replicas that each choice ran
+        on, if they were asked for. Returns `answer`."""
         if self.parsed.job.wants.timings:
             answer["quire_timings"] = [
                 {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count, "instance": t.instance}

@@ -43,7 +43,8 @@ class ChatFormat:
         self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
 
     def opening(self) -> bytes:
-        """Return a chunk for every choice that has the role and, if asked for, the prompt's ids."""
+        """Return the first chunk of every choice. It has the role, an empty content and, if asked for, the prompt's
+        ids."""
         frames = []
         for choice in self._generation.sequences:
             opened = {
@@ -61,7 +62,8 @@ class ChatFormat:
     def frame(self, delta: Delta) -> bytes:
         """Return the chunk of a delta. A delta that has only text is joined from prepared bytes; any other is built as
         a dict. A delta with parts of several kinds becomes several chunks, and the last of them has all that is not
-        text."""
+        text. A delta that shows nothing and ends nothing has no chunk, unless chunks have logprobs, token ids or
+        usage."""
         if self._plain and not delta.finish and delta.parts is None:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail
@@ -118,8 +120,8 @@ class ChatFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
-        """Return the fields of a choice that chunks and whole answers share: logprobs, finish reason, stop reason,
-        token ids."""
+        """Return the fields of a choice that chunks and whole answers share: logprobs (null unless asked for) and
+        finish reason. At the end of the choice also the stop reason, and token ids if asked for."""
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": self._message.finish(delta, finish_name(delta.finish)),

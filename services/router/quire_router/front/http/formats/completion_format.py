@@ -79,8 +79,9 @@ class CompletionFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        """Build the choice of a delta, and advance the choice's offset in characters. As asked for, the first delta of
-        a choice has the echoed prompt and the prompt's ids, and the last delta has the prompt's logprobs."""
+        """Build the choice of a delta: text, logprobs if asked for, finish and stop reason, token ids; advance its
+        offset in characters. If asked for, the first delta of a choice has the echoed prompt, with its logprobs, and
+        the prompt's ids. The last delta has the prompt's logprobs."""
         index, text, logprobs = delta.index, delta.text, None
         first, self._opened[index] = not self._opened[index], True
         if self._logprobs:

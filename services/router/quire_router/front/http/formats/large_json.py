@@ -18,7 +18,8 @@ def dumps_in_pieces(value: Any) -> bytes:
 
 
 def _pieces(value: Any) -> list[bytes | memoryview]:
-    """Return the JSON of a value as consecutive parts. Long lists and arrays are written 1,024 items at a time."""
+    """Return the JSON of a value as consecutive parts. Objects, and lists of fewer than 1,024 objects, are written
+    member by member. Other lists and arrays are written 1,024 items at a time."""
     if isinstance(value, dict):
         found: list[bytes | memoryview] = [b"{"]
         for name, member in value.items():
@@ -41,6 +42,6 @@ def _pieces(value: Any) -> list[bytes | memoryview]:
 
 
 def written(value: Any) -> orjson.Fragment:
-    """Write a value now, and return a fragment that orjson.dumps copies. The text needs a tenth of the value's
+    """Serialize a value now, and return a fragment that orjson.dumps copies. The text needs a tenth of the value's
     memory."""
     return orjson.Fragment(orjson.dumps(value))

@@ -43,8 +43,8 @@ class TokenNames:
 
 
 def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str, Any]:
-    """Return a delta's logprobs as the parallel lists of completions. `start`: characters of the choice before this
-    delta's first token."""
+    """Return a delta's logprobs as the parallel lists of completions: tokens, their logprobs, their offsets in the
+    text, and the alternatives of each. `start`: characters of the choice before this delta's first token."""
     tokens = [names.of(entry.token_id) for entry in delta.entries]
     return {
         "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
@@ -80,8 +80,9 @@ def prompt_logprobs(
 
 
 def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
-    """Return the offset in the prompt's text at which each token begins. A token that is not found there, such as a
-    special token, takes no room."""
+    """Return the offset in the prompt's text at which each token begins. A token is searched at the end of the one
+    before, and up to 8 characters further on. A token that is not found there, such as a special token, takes no
+    room."""
     decoder, offset, offsets = getincrementaldecoder("utf-8")("replace"), 0, list[int]()
     for piece in pieces:
         text = decoder.decode(piece)
@@ -98,8 +99,8 @@ def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
 
 
 def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> orjson.Fragment:
-    """Write one prompt token, then its alternatives, as vLLM's object by id. An alternative that is the token itself is
-    left out."""
+    """Return one prompt token, then its alternatives, as vLLM's JSON object: from id to logprob, rank and text. An
+    alternative that is the token itself is left out."""
     ranked = [(entry.token_id, entry.logprob, entry.rank)]
     ranked += zip(entry.top_ids, entry.top_logprobs, range(1, len(entry.top_ids) + 1), strict=True)
     found: dict[str, dict[str, Any]] = {}
@@ -115,7 +116,8 @@ def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[st
 
 
 def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjson.Fragment]:
-    """Write each entry as the object that chat's logprobs have for a token."""
+    """Convert each entry to the object that chat's logprobs have for a token: name, logprob, bytes, and the same of
+    each alternative."""
     found = []
     for entry in entries:
         tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
@@ -125,7 +127,8 @@ def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjs
 
 
 def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragment:
-    """Write the alternatives of an entry as an object from names to logprobs. The chosen `token` is always included."""
+    """Return the alternatives of an entry as a JSON object from names to logprobs. Of two with the same name, the
+    likelier counts. The chosen `token` is always included."""
     top: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
         top.setdefault(names.of(token_id), _finite(logprob))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def shown_parts(delta: Delta, wants: Wants) -> list[TextPart]:
-    """Return a delta's parts, without reasoning or without calls after the first one if the client does not want
-    them."""
+    """Return a delta's parts, without reasoning or without calls after the first one if the client does not want them.
+    A delta that was not parsed has its text as one content part, or no part if it is empty."""
     parts = delta.parts
     if parts is None:
         return [TextPart(PartKind.CONTENT, -1, delta.text)] if delta.text else []
@@ -32,8 +32,8 @@ def shown_parts(delta: Delta, wants: Wants) -> list[TextPart]:
 
 
 def whole_blocks(parts: Iterable[TextPart]) -> list[tuple[TextPart, str]]:
-    """Join the parts of a whole answer by block. Returns the first part of each block and its text, which for a call is
-    its arguments: the first part has the name."""
+    """Join the parts of a whole answer by block: adjacent content, reasoning, or one tool call. Returns the first part
+    of each block and its text, which for a call is its arguments; the first part has the name."""
     blocks = []
     for _, same in groupby(parts, key=lambda part: part.block):
         first, *rest = same
@@ -52,7 +52,8 @@ class MessageParts:
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the `delta` objects of a delta's parts, in order: each has content, reasoning or a piece of one tool
-        call. Empty if no part is shown."""
+        call. Adjacent pieces of one call are joined. Empty if no part is shown. Notes whether the choice has called a
+        tool."""
         shown: list[dict[str, Any]] = []
         for part in self._shown(delta):
             if part.kind == PartKind.CONTENT:

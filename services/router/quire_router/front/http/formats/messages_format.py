@@ -51,7 +51,8 @@ class MessagesFormat:
         return b"".join(map(self._part, self._shown(delta)))
 
     def _part(self, part: TextPart) -> bytes:
-        """Return the events of a part. A part of another block first ends the open block and begins its own."""
+        """Return the events of a part. A part of another block first ends the open block and begins its own. A tool's
+        name only begins a block; text, thinking and arguments are deltas of one."""
         begun = b""
         if self._streamed != part.block:
             begun = self._end_block()
@@ -75,14 +76,15 @@ class MessagesFormat:
         )
 
     def _end_block(self) -> bytes:
-        """Return the event that ends the open block; empty if no block is open."""
+        """Return the event that ends the open block, and note that none is open; empty if no block is open."""
         if self._streamed is None:
             return b""
         self._streamed = None
         return event("content_block_stop", {"type": "content_block_stop", "index": self._block})
 
     def _empty_block(self, part: TextPart) -> dict[str, Any]:
-        """Return the block that the part begins. The API requires a signature in thinking; Quire's is empty."""
+        """Return the block that the part begins, without content: text, thinking, or a tool use with its id and name.
+        The API requires a signature in thinking; Quire's is empty."""
         if part.kind == PartKind.CONTENT:
             return {"type": "text", "text": ""}
         if part.kind == PartKind.REASONING:
@@ -125,8 +127,8 @@ class MessagesFormat:
         return orjson.dumps(self._message(content, delta, self._generation.usage().completion_tokens))
 
     def _blocks(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the blocks of a whole message. If the arguments of a call are not a JSON object, because the answer
-        was cut or the model made an error, the input is empty."""
+        """Return the blocks of a whole message: text, thinking and tool use. If the arguments of a call are not a JSON
+        object (the answer was cut, or the model made an error), the input is empty."""
         blocks: list[dict[str, Any]] = []
         for part, text in whole_blocks(self._shown(delta)):
             block = self._empty_block(part)
@@ -156,8 +158,9 @@ class MessagesFormat:
         }
 
     def _stop_fields(self, final_delta: Delta) -> dict[str, str | None]:
-        """Return Anthropic's stop_reason and stop_sequence. An answer that ended by length with fewer tokens than the
-        client's max_tokens has filled the context window."""
+        """Return Anthropic's stop_reason and stop_sequence for the delta that ended the message. An end by length is
+        `max_tokens`, or `model_context_window_exceeded` if the answer has fewer tokens than the client allowed.
+        Otherwise the reason is `stop_sequence` with the matched string, `tool_use` after a tool call, or `end_turn`."""
         if final_delta.finish == LENGTH:
             cut = self._generation.usage().completion_tokens < self._asked
             return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
@@ -166,7 +169,8 @@ class MessagesFormat:
         return {"stop_reason": "tool_use" if self._called else "end_turn", "stop_sequence": None}
 
     def _usage(self, output_tokens: int) -> dict[str, int]:
-        """Return Anthropic's usage, in which input_tokens are those that no cache had."""
+        """Return Anthropic's usage, in which input_tokens are those that no cache had; cached tokens are counted
+        apart."""
         usage = self._generation.usage()
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,

@@ -57,7 +57,7 @@ class TokenFormat:
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """Return the whole answer as JSON, as vLLM writes it: all choices, usage, KV transfer parameters and prompt
-        logprobs."""
+        logprobs. The last two are null unless asked for. A large answer is written in pieces."""
         scored = self._parsed.job.wants.prompt_logprobs
         entries = self._generation.prompt_entries(0) if scored >= 0 else []
         answer: dict[str, Any] = {

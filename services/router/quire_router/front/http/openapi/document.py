@@ -128,7 +128,8 @@ OPERATIONS = (
 
 
 def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[str, Any]:
-    """Return the OpenAPI document of the operations at `paths`. Those at `open_paths` need no key."""
+    """Return the OpenAPI document of those operations whose path is in `paths`. Operations at `open_paths` need no key.
+    The schemas of all operations are included."""
     described: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         if operation.path in paths:
@@ -163,8 +164,8 @@ def _described(operation: Operation, *, secure: bool) -> dict[str, Any]:
 
 
 def _answers(operation: Operation) -> dict[str, Any]:
-    """Describe the answers of one operation by status: its own answer, also as an event stream, and the error of its
-    API for all other statuses."""
+    """Describe the answers of one operation by status. Its own answer, also as an event stream if it has `events`, is
+    for 200 and each status in `also`. All other statuses have the error of its API."""
     whole: dict[str, Any] = {"description": operation.summary}
     if operation.answer:
         whole["content"] = {operation.content_type: {"schema": ref(operation.answer)}}

@@ -65,7 +65,8 @@ def closed(members: Mapping[str, Schema], optional: Mapping[str, Schema] | None 
 
 
 def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Schema:
-    """Return the schema of a request's body. Fields that are not `required` may be null, which means not given."""
+    """Return the schema of a request's body, an object with exactly the fields of the table. Fields that are not
+    `required` may be null, which means not given."""
     needed = set(required)
     fields = {
         name: field_schema(field) if name in needed else _optional(field_schema(field)) for name, field in table.items()
@@ -74,7 +75,8 @@ def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Sch
 
 
 def field_schema(field: Field) -> Schema:
-    """Return the schema of one field, with its bounds and default. An unsupported field only has a description."""
+    """Return the schema of one field, with its bounds and default. An unsupported field only has a description, which
+    names the values that are accepted. A field of strings takes one string or a list."""
     if not field.supported:
         told = "Not supported by this version"
         neutral = ", ".join(map(repr, field.neutral))

@@ -19,8 +19,8 @@ _PENALTIES = NumberCodec(PENALTIES)
 
 
 def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
-    """Return the logit controls that checked fields ask for; None if they ask for none. Clamps biases. Raises
-    InvalidArgument for an empty allow-list. `bad_words` are added later, when they are token ids."""
+    """Return the penalties, biases and allowed tokens that checked fields ask for; None if they change nothing. Clamps
+    biases. Raises InvalidArgument for an empty allow-list. `bad_words` are added later, when they are token ids."""
     allowed = values["allowed_token_ids"]
     if allowed is not None and not allowed:
         raise InvalidArgument(
@@ -39,7 +39,7 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
 
 def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
     """Convert the object `repetition_detection`; None if it is missing or both its sizes are 0, as in vLLM. Raises
-    InvalidArgument."""
+    InvalidArgument for sizes and counts out of bounds."""
     values = check_fields(asked or {}, REPETITION)
     if not values["max_pattern_size"] and not values["min_pattern_size"]:
         return None

@@ -25,8 +25,9 @@ PARAM = "kv_transfer_params"
 
 
 def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, stream: bool) -> GenerateJob:
-    """Return the job with the export or the pull that the object `asked` asks for; unchanged if it asks for neither.
-    Raises InvalidArgument."""
+    """Return the job changed as the object `asked` says: with `do_remote_decode`, its pages are exported; with
+    `do_remote_prefill`, they are pulled from a source. Unchanged if it asks for neither. Raises InvalidArgument for
+    both together, for several prompts or beams, and where `check_export` does."""
     values = check_fields(asked or {}, KV_TRANSFER)
     export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
     if not export and not pulls:
@@ -42,7 +43,7 @@ def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, strea
 
 
 def check_export(job: GenerateJob, *, stream: bool) -> None:
-    """Raise InvalidArgument for a job that cannot only be prefilled, because it has several sequences or is a
+    """Raise InvalidArgument for a job whose pages cannot be exported, because it has several sequences or is a
     stream."""
     if job.siblings > 1:
         raise _refused("TOO_MANY_SEQUENCES", "do_remote_decode is of one sequence.", "Ask for one; decode as many.")

@@ -24,8 +24,9 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /v1/messages. Unlike in OpenAI's APIs, it is not an error if the context has less room than
-    `max_tokens`. Raises InvalidArgument, Unsupported."""
+    """Check a body of /v1/messages and convert it to a job. `max_tokens` is required, but unlike in OpenAI's APIs, it
+    may be more than the context has room for. `thinking` sets the budget of reasoning tokens, or hides reasoning.
+    Raises InvalidArgument, Unsupported."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
@@ -80,7 +81,8 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
 
 def _turns(message: Any, name: str) -> list[dict[str, Any]]:
     """Check a message, and return it as OpenAI's messages. Each tool result becomes its own message before the user's
-    text. Raises InvalidArgument, and Unsupported for blocks of another type."""
+    text. An assistant's thinking becomes `reasoning_content`; redacted thinking is left out. Raises InvalidArgument,
+    and Unsupported for blocks of another type."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -115,7 +117,8 @@ def _turns(message: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a tool call of an earlier answer in OpenAI's form. Raises InvalidArgument."""
+    """Return a tool call of an earlier answer in OpenAI's form, with its input as JSON text. Raises InvalidArgument
+    unless the input is an object, and id and name are strings."""
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise bad_type(f"{where}.input", arguments, "an object")
@@ -152,7 +155,8 @@ def _tool_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> Any:
-    """Return OpenAI's value for Anthropic's tool_choice."""
+    """Return OpenAI's value for Anthropic's tool_choice: `required` for `any`, a function for a single tool, other
+    types unchanged; `auto` without a choice."""
     kind = (choice or {}).get("type", "auto")
     if kind == "tool" and choice is not None:
         return {"type": "function", "function": {"name": choice.get("name")}}
@@ -160,8 +164,8 @@ def _choice(choice: Mapping[str, Any] | None) -> Any:
 
 
 def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the format that `output_config.format`, or its older name `output_format`, asks for. Raises
-    InvalidArgument, Unsupported."""
+    """Return the structure that `output_config.format`, or its older name `output_format`, asks for; None if neither
+    does. Raises InvalidArgument, also if both are set, and Unsupported."""
     config = check_fields(values["output_config"] or {}, OUTPUT_CONFIG)
     if config["format"] is not None and values["output_format"] is not None:
         raise InvalidArgument(
@@ -176,7 +180,8 @@ def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
 
 
 def _budget(thinking: Mapping[str, Any]) -> int:
-    """Return how many tokens of reasoning the model may write. Raises InvalidArgument."""
+    """Return `budget_tokens`, how many tokens of reasoning the model may write. Raises InvalidArgument unless it is an
+    integer above 0."""
     budget = thinking.get("budget_tokens")
     if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= MAX_INT32:
         raise InvalidArgument(
@@ -189,8 +194,8 @@ def _budget(thinking: Mapping[str, Any]) -> int:
 
 
 def _text(content: Any, name: str) -> str:
-    """Return the text of a message. Blocks are joined without anything between them. Raises InvalidArgument,
-    Unsupported."""
+    """Return the text of a message's content, a string or a list of text blocks. Blocks are joined without anything
+    between them. Raises InvalidArgument, Unsupported."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -44,7 +44,9 @@ class ParsedRequest:
 
 
 def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /v1/completions. Raises InvalidArgument, Unsupported."""
+    """Check a body of /v1/completions and convert it to a job with one prompt or several. A `max_tokens` of 0 means the
+    prompt alone, without an answer; without `max_tokens`, an answer has at most 16 tokens. Raises InvalidArgument, also
+    for `best_of` or a KV export in a stream, and Unsupported."""
     values = check_fields(body, COMPLETION, limits.sampling_defaults(body))
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
     parsed = job_request(
@@ -69,7 +71,9 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /v1/chat/completions. Raises InvalidArgument, Unsupported."""
+    """Check a body of /v1/chat/completions and convert it to a job of one conversation. `max_completion_tokens` takes
+    precedence over `max_tokens`, and the model's own limit is the default. Raises InvalidArgument, also for
+    `top_logprobs` without `logprobs`, and Unsupported."""
     values = check_fields(body, CHAT, limits.sampling_defaults(body))
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
@@ -109,7 +113,8 @@ def job_request(
     form: StructuredOutput | None = None,
 ) -> ParsedRequest:
     """Make a job and the options of its answer from checked `values`, which have all fields of SAMPLING. The keyword
-    arguments are for fields that differ between APIs; `logprobs` -1: none. Raises InvalidArgument, Unsupported."""
+    arguments are for fields that differ between APIs; `logprobs` -1: none. Raises InvalidArgument for values out of
+    range and for fields that contradict each other, such as prompt logprobs in a stream. Raises Unsupported."""
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
     prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
     check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
@@ -194,7 +199,9 @@ def job_request(
 
 
 def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPrompt:
-    """Make a conversation from the fields that chat and tokenize share. Raises InvalidArgument, Unsupported."""
+    """Make a conversation from the fields that chat and tokenize share. `documents` and `reasoning_effort` become
+    arguments of the template, and take precedence over `chat_template_kwargs`. If the final message is continued, no
+    generation prompt is added; a body that asks for both raises InvalidArgument. Also raises Unsupported."""
     continues = values["continue_final_message"]
     if continues and body.get("add_generation_prompt") is True:
         raise InvalidArgument(
@@ -217,7 +224,7 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
 
 
 def _session(values: Mapping[str, Any]) -> str:
-    """Return a name that requests of one session share, made from the client's hints and cut to 256 characters; ''
-    without a hint."""
+    """Return a name that requests of one session share: the client's `prompt_cache_key`, else its `user`, cut to 256
+    characters. Returns '' if neither is a text."""
     hints = (values.get("prompt_cache_key"), values.get("user"))
     return next((hint[:MAX_ID_CHARS] for hint in hints if isinstance(hint, str) and hint), "")

@@ -26,7 +26,9 @@ def required(values: Mapping[str, Any], name: str) -> Any:
 
 
 def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
-    """Convert a string, a list of strings, token ids, or a list of lists of token ids. Raises InvalidArgument."""
+    """Convert a string, a list of strings, token ids, or a list of lists of token ids to prompts. The first item
+    decides which form a list has. Raises InvalidArgument for anything else, an empty list, and more than MAX_PROMPTS
+    prompts."""
     if prompt is None:
         raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
     if isinstance(prompt, str):
@@ -53,8 +55,9 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
-    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument. It works on slices of the list, since the
-    longest body has two million ids."""
+    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument for an item that is not an integer from 0
+    to 2^31 - 1; booleans are no integers. It works on slices of the list, since the longest body has two million
+    ids."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
     column = np.empty(len(ids), np.int32)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
-    """Parse a body of /inference/v1/generate, whose prompt and answer are token ids. Raises InvalidArgument,
-    Unsupported."""
+    """Check a body of /inference/v1/generate, whose prompt and answer are token ids, and convert it to a job. Fields of
+    the body count more than those of `sampling_params`. `kv_transfer_params` may also be in `extra_args`. Without
+    `max_tokens`, the answer has at most 16 tokens. Raises InvalidArgument, Unsupported."""
     outer = check_fields(body, GENERATE)
     values = {
         **check_fields({}, SAMPLING),
@@ -48,8 +49,9 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
-    """Return the `sampling_params` of a job, without those at their defaults. `parse_tokens` converts them back to the
-    same job. Raises Unsupported for best_of and for a max_tokens of 0, because the object cannot express them."""
+    """Return the `sampling_params` of a job with this limit of its answer, without values at their defaults.
+    `parse_tokens` converts them back to the same job. Raises Unsupported for best_of, for a max_tokens of 0, and for a
+    tool_choice that forces a call, because the object cannot express them."""
     if job.best_of > 1:
         raise unsupported("best_of", " in a request that is rendered")
     if job.prompt_only:

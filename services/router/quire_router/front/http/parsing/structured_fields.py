@@ -27,8 +27,9 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> AnswerStructure | None:
-    """Return the structure that the answer must match, according to checked fields and to the demands of other fields;
-    None if there is none. Raises InvalidArgument."""
+    """Return the one structure that the answer must match: from `others`, or from the checked fields guided_*,
+    structured_outputs or response_format; None if there is none. Raises InvalidArgument if there are several, if
+    `ignore_eos` is set too, or if the structure is malformed."""
     asked: list[AnswerStructure] = [
         *(each for each in others if each is not None),
         *_of_guided(values),
@@ -52,7 +53,8 @@ def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> 
 
 def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOutput | None:
     """Return the structure of a flat format of Anthropic's API or the Responses API, in which `schema`, `name` and
-    `strict` stand beside `type`. `param` is the client's field. Raises InvalidArgument."""
+    `strict` stand beside `type`. None for the type `text` and without a format. `param` is the client's field. Raises
+    InvalidArgument."""
     if form is None:
         return None
     values = check_fields(form, OUTPUT_FORMAT)
@@ -63,7 +65,8 @@ def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOu
 
 
 def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
-    """Return vLLM's object with the same meaning, with fields of Quire's own if vLLM has none."""
+    """Return vLLM's `structured_outputs` object with the same meaning, with fields of Quire's own if vLLM has none.
+    Options at their defaults are left out."""
     kind = "json" if structure.kind == "json_schema" else structure.kind
     value: Any = structure.text
     if kind == "json_object":
@@ -81,7 +84,8 @@ def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
 
 
 def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
-    """Return the structure that vLLM's older fields ask for."""
+    """Return a structure for each of vLLM's older fields that is set: guided_json, guided_regex, guided_choice and
+    guided_grammar. Raises InvalidArgument for a wrong type."""
     pattern = values.get("guided_whitespace_pattern") or ""
     return [
         _structured_output(kind, values[name], name, {"whitespace_pattern": pattern})
@@ -91,6 +95,8 @@ def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
 
 
 def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
+    """Return the structure of vLLM's `structured_outputs` as a list of one; empty without the field. Raises
+    InvalidArgument unless the object has exactly one kind of structure, and for an unknown `prompt_end`."""
     if given is None:
         return []
     values = check_fields(given, STRUCTURED_OUTPUTS)
@@ -109,6 +115,9 @@ def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOu
 
 
 def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
+    """Return the structure of OpenAI's `response_format` as a list of one; empty without the field and for the type
+    `text`. Raises InvalidArgument for another type than json_object, json_schema or structural_tag, and for a missing
+    schema."""
     if given is None:
         return []
     values = check_fields(given, RESPONSE_FORMAT)
@@ -131,7 +140,8 @@ def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutpu
 
 
 def _of_schema(values: Mapping[str, Any], param: str) -> StructuredOutput:
-    """Return the structure of the `schema` in a field of checked values. Raises InvalidArgument."""
+    """Return the structure of a JSON schema from the checked members `schema` and `strict`. `param` is the client's
+    field around them. Raises InvalidArgument unless the schema is an object or a boolean."""
     schema, param = values["schema"], f"{param}.schema"
     if not isinstance(schema, dict | bool):
         raise bad_type(param, schema, "an object")
@@ -154,7 +164,8 @@ def _structured_output(kind: str, value: Any, param: str, options: Mapping[str, 
 
 
 def _text_of(kind: str, value: Any, param: str) -> str:
-    """Return a value as the text of a constraint. As in vLLM, JSON may be given as text."""
+    """Return a value as the text of a constraint: choices become a JSON list, objects become JSON, strings stay. As in
+    vLLM, JSON may be given as text. A json_object has no text. Raises InvalidArgument for a wrong type."""
     if kind == "json_object":
         return ""
     if kind == "choice":
@@ -173,6 +184,7 @@ def _type_of(kind: Any, known: tuple[str, ...], param: str) -> str:
 
 
 def _one_of(value: Any, known: tuple[str, ...], param: str) -> str:
+    """Return the value if it is one of `known`. Raises InvalidArgument, naming `param`, otherwise."""
     if value not in known:
         raise InvalidArgument(
             "BAD_VALUE", f"{param} is {str(value)[:50]!r}.", f"Choose one of {', '.join(known)}.", param=param

@@ -53,7 +53,8 @@ class RenderRequest:
 
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> TokenizeRequest:
-    """Parse a body of /tokenize. Raises InvalidArgument, Unsupported."""
+    """Check a body of /tokenize, which has a conversation if it has `messages`, else a text in `prompt`. Raises
+    InvalidArgument, Unsupported."""
     if "messages" in body:
         values = check_fields(body, TOKENIZE_CHAT)
         return TokenizeRequest(
@@ -75,6 +76,7 @@ def parse_detokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 
 def parse_render(body: Mapping[str, Any], request: ParsedRequest) -> RenderRequest:
-    """Add to a parsed request what the answer repeats of its body. Raises InvalidArgument."""
+    """Add to a parsed request the stream options and KV transfer parameters of its body, as JSON, which the answer
+    repeats. Raises InvalidArgument."""
     names = ("stream_options", "kv_transfer_params")
     return RenderRequest(request, *(json_text(name, body.get(name)) for name in names))

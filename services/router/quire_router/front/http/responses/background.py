@@ -88,14 +88,15 @@ class BackgroundRuns:
         await self.store.put_running(tenant, running["id"], pack_response(running))
 
     def running(self, tenant: str, response_id: str) -> dict[str, Any] | None:
-        """Return the object of a response that runs in this process, without asking the store; None if it does not."""
+        """Return the object of a response that runs in this process, in progress or cancelled, without asking the
+        store. Returns None if it does not run here, or is to be deleted."""
         run = self._running.get((tenant, response_id))
         if run is None or run.verdict == FORGOTTEN:
             return None
         return run.document.running("cancelled" if run.verdict else "in_progress")
 
     async def look_up(self, tenant: str, response_id: str) -> dict[str, Any] | None:
-        """Like `running`, but first read a mark of another router."""
+        """Like `running`, but first read the mark that another router may have left in the shared store."""
         run = self._running.get((tenant, response_id))
         if run is not None:
             await self._verdict(run)
@@ -113,7 +114,8 @@ class BackgroundRuns:
             await self.store.mark(tenant, response_id, verdict.encode(), replace=forget)
 
     async def close(self) -> None:
-        """Fail all running responses, and wait for the store for at most _CLOSE_S."""
+        """Fail all running responses with ROUTER_STOPPED. Wait for at most _CLOSE_S until their tasks have stored that,
+        then cancel the tasks."""
         for run in self._running.values():
             run.generation.cancel(_stopped())
         if tasks := set(self._tasks):
@@ -140,7 +142,8 @@ class BackgroundRuns:
             del self._running[run.tenant, run.document.id]
 
     async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[StoreOutcome]]:
-        """Await the answer. Returns the function that keeps it or, where it failed, keeps the failed response."""
+        """Wait for the whole answer. Returns the function that stores it or, if the generation failed, stores the
+        failed response. The function has not been called yet. Raises no exception of the generation."""
         try:
             deltas = await whole_answers(run.generation)
             await off_loop(lambda: answer.document(deltas), heavy=run.generation.is_large, tenant=run.tenant)
@@ -154,8 +157,9 @@ class BackgroundRuns:
         return lambda: self._keep(run, failed)
 
     async def _settle(self, run: _Run, keep: Callable[[], Awaitable[StoreOutcome]]) -> None:
-        """Store the outcome, or do what a verdict demands. If a verdict comes meanwhile, do this again. If the store
-        does not answer, try again for _RETRY_FOR_S."""
+        """Store the outcome by calling `keep`, or do what a verdict demands, and do this again if a verdict comes
+        meanwhile. While the store does not answer, try again every second. Give up, count and log after _RETRY_FOR_S,
+        or if too many responses are retried."""
         settled: str | None = None
         kept, until_s = StoreOutcome.KEPT, time.monotonic() + _RETRY_FOR_S
         self._settling += 1
@@ -190,7 +194,8 @@ class BackgroundRuns:
     async def _verdict(self, run: _Run) -> str:
         """Return CANCELLED or FORGOTTEN if a client asked for this, in this process or through another router; else ''.
         A request through another router is a mark in the shared store, which also cancels the generation. If the
-        verdict is FORGOTTEN already, the store is not asked."""
+        verdict is FORGOTTEN already, the store is not asked; if the store does not answer, the verdict of this process
+        counts."""
         if run.verdict != FORGOTTEN and self.store.shared:
             try:
                 mark = await self.store.get_mark(run.tenant, run.document.id)
@@ -215,8 +220,8 @@ class BackgroundRuns:
         )
 
     async def _keep(self, run: _Run, ended: dict[str, Any]) -> StoreOutcome:
-        """Store the ended response object, without its conversation. If it is too large, leave out the echoed fields of
-        the request."""
+        """Store the ended response object, without its conversation, and return the outcome. If it is too large, leave
+        out the echoed fields of the request that may be long, and try once more."""
         kept = await self.store.put(run.tenant, run.document.id, pack_response(ended), wait=True)
         if kept is StoreOutcome.TOO_LARGE:
             brief = run.document.brief(ended)

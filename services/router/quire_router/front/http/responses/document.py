@@ -77,7 +77,8 @@ class ResponseDocument:
         return {**ended, **_BRIEF}
 
     def failed(self, error: QuireError) -> dict[str, Any]:
-        """Return the response object of a generation that failed."""
+        """Return the response object of a generation that failed. Its error has the code `rate_limit_exceeded` for HTTP
+        status 429, else `server_error`; the message begins with Quire's own code."""
         told = {"code": "rate_limit_exceeded" if error.http_status == 429 else "server_error"}
         return self._with("failed", [], None, error={**told, "message": f"{error.code}: {error_text(error)}"})
 
@@ -96,7 +97,8 @@ class ResponseDocument:
 
 
 def echoed_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the response object that repeat the request's, of the checked fields of a body."""
+    """Return the fields of the response object that repeat the request's, from the checked fields of a body. A field
+    that the request lacks has the API's default, or None."""
     return {
         **dict.fromkeys(_ECHOED),
         "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},

@@ -73,8 +73,8 @@ class ResponseRoutes:
             await self._serving.run(scope, receive, send, parsed, make_format)
 
     async def get(self, request: Request) -> Response:
-        """Answer with the present object of a stored response. Raises NotFound, and InvalidArgument for a request to
-        stream it."""
+        """Answer with the present object of a stored or running response. Raises NotFound, Unavailable if the store
+        does not answer, and InvalidArgument for a request to stream it."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise InvalidArgument(
                 "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
@@ -82,8 +82,8 @@ class ResponseRoutes:
         return _json((await self._kept(request))["response"])
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a response that runs in the background, and answer with it; a response that has ended stays as it is.
-        Raises NotFound, and InvalidArgument for a response that is not in the background."""
+        """Cancel a response that runs in the background, here or at another router, and answer with it. A response that
+        has ended stays as it is. Raises NotFound, and InvalidArgument for a response that is not in the background."""
         tenant, response_id = exchange_of(request.scope).tenant, request.path_params["response_id"]
         running = self._background.running(tenant, response_id) if self._background is not None else None
         if self._background is not None and running is not None:
@@ -105,7 +105,8 @@ class ResponseRoutes:
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a stored response. If it runs in the background, cancel it. Raises NotFound."""
+        """Delete a stored response of the tenant, and answer so. If it runs in the background, cancel it. Raises
+        NotFound, Unavailable."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
         if kept["background"] and self._background is not None:
@@ -123,8 +124,8 @@ class ResponseRoutes:
         parsed: ParsedRequest,
         send: Send,
     ) -> None:
-        """Start a response in the background and answer with its object. Raises InvalidArgument if it would not be
-        stored."""
+        """Start a response in the background, let other routers see it, and answer at once with its running object.
+        Raises InvalidArgument if it would not be stored, and the errors of starting its generation."""
         if self._background is None or not asked.store:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
@@ -165,6 +166,8 @@ class ResponseRoutes:
         )
 
         async def keep(ended: dict[str, Any], message: dict[str, Any]) -> StoreOutcome:
+            """Store the ended response with its conversation, to which `message` is added; return the outcome. KEPT
+            without storing, if the response is not to be stored."""
             if store is None:
                 return StoreOutcome.KEPT  # as the client wants it
             conversation = joined_lists(history_json, asked.messages_json, json_text("messages", [message]))
@@ -178,8 +181,9 @@ class ResponseRoutes:
         return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
-        """Load a tenant's stored or running response: its object and its messages. Raises NotFound, which names
-        `param`."""
+        """Return a tenant's response as its object and its messages: the stored one, else the one that runs in this
+        process. A running one has no messages yet. Raises NotFound, which names `param`, also for an unreadable value.
+        Raises Unavailable if the store does not answer and the response does not run here."""
         value, running = None, None
         if self._background is not None and _ID.fullmatch(response_id):
             try:

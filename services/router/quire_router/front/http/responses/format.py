@@ -54,7 +54,8 @@ class ResponsesFormat:
         return b"".join(self._event(name, fields) for name, fields in self._collect(delta))
 
     def closing(self) -> bytes:
-        """Return the last events: the events of the last item, and the whole response."""
+        """Return the last events: those of the last item, and the whole response as response.completed or
+        response.incomplete. Remembers the ended response for `settle`."""
         told = b"".join(self._event(name, fields) for name, fields in self._end())
         return told + self._event(f"response.{self._ended['status']}", {"response": self._ended})
 
@@ -71,7 +72,7 @@ class ResponsesFormat:
         return await self._keep(self._ended, self._items.message())
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
-        """Return the whole response as JSON."""
+        """Return the whole response as JSON, and remember it for `settle` and `keep`."""
         for delta in deltas:
             self._collect(delta)
         self._end()

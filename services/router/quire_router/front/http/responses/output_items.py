@@ -35,7 +35,9 @@ class OutputItems:
         return bool(self.items) or self._open is not None
 
     def add(self, part: TextPart, logprobs: list[Any]) -> list[Event]:
-        """Append a part; return its events. `logprobs` belong to the text of a message."""
+        """Append a part to the open item; return its stream events, each with its name and fields. A part of another
+        block first ends the open item and begins one. A tool's name only begins an item. `logprobs` belong to the text
+        of a message."""
         events: list[Event] = []
         if self._open != part.block:
             events += [*self.end("completed"), *self._begin(part)]
@@ -53,7 +55,8 @@ class OutputItems:
         return [*events, ("response.output_text.delta", fields)]
 
     def end(self, status: str) -> list[Event]:
-        """End the open item, if there is one; return its last events."""
+        """End the open item with this status, and move it to `items` with its whole text or arguments. Returns its last
+        events; empty if no item is open."""
         if self._open is None:
             return []
         (kind, _), self._open = self._open, None
@@ -76,7 +79,8 @@ class OutputItems:
         return [("response.output_text.done", told), ended, done]
 
     def message(self) -> dict[str, Any]:
-        """Return the answer as a message for the chat template."""
+        """Return the ended items as one assistant message for the chat template: joined text, reasoning and tool
+        calls."""
         texts = [item["content"][0]["text"] for item in self.items if item["type"] == "message"]
         thoughts = [item["content"][0]["text"] for item in self.items if item["type"] == "reasoning"]
         calls = [tool_call(item) for item in self.items if item["type"] == "function_call"]
@@ -86,7 +90,8 @@ class OutputItems:
         return message | ({"tool_calls": calls} if calls else {})
 
     def _begin(self, part: TextPart) -> list[Event]:
-        """Open an item for a part; return its first events."""
+        """Open an item for a part (a function call, reasoning or a message), with its id and no text yet. Returns its
+        first events."""
         kind, _ = self._open = part.block
         self._texts, self._logprobs = [], []
         number = f"_{len(self.items)}" if self.items else ""

@@ -44,7 +44,8 @@ class AskedResponse:
     echoed: tuple[tuple[str, str], ...]
 
     def with_history(self, history_json: str) -> ParsedRequest:
-        """Return the request with the messages of previous responses."""
+        """Return the request with the messages of previous responses, a JSON list, between the instructions and the
+        input."""
         prompts = tuple(
             replace(each, messages_json=joined_lists(self.instructions_json, history_json, self.messages_json))
             for each in self.request.job.prompts
@@ -54,7 +55,9 @@ class AskedResponse:
 
 
 def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> AskedResponse:
-    """Parse a body of /v1/responses. Raises InvalidArgument, Unsupported."""
+    """Check a body of /v1/responses, and convert it to a job and to the fields that the response object echoes. A
+    response is stored unless `store` is false. Raises InvalidArgument, and Unsupported, for example for a stream in the
+    background."""
     values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
     of_output_format(check_fields(values["text"] or {}, RESPONSE_TEXT)["format"], "text.format")
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
@@ -84,7 +87,9 @@ def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 
 def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> ParsedRequest:
-    """Make the job of a response. Raises InvalidArgument, Unsupported."""
+    """Make the job of a response from checked values and its messages. `reasoning.effort` goes to the chat template;
+    the truncation `auto` shortens a prompt that is too long. Logprobs are computed if `include` names them. Raises
+    InvalidArgument, Unsupported."""
     kwargs = dict(values["chat_template_kwargs"] or {})
     effort = (values["reasoning"] or {}).get("effort")
     if effort is not None:
@@ -120,8 +125,8 @@ def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> P
 
 
 def _tools(tools: list[Any] | None) -> list[Any]:
-    """Return the functions among a response's tools, in the form of a chat. Raises InvalidArgument, and Unsupported for
-    tools that the server would run."""
+    """Return a response's tools, which must be functions, in the form of a chat. Raises InvalidArgument, and
+    Unsupported for tools that the server would run."""
     found = []
     for i, tool in enumerate(tools or []):
         if not isinstance(tool, dict):
@@ -133,8 +138,8 @@ def _tools(tools: list[Any] | None) -> list[Any]:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """Convert the input, a string or a list of items, to messages. Reasoning and calls become part of
-    the adjacent assistant message. Raises InvalidArgument, Unsupported."""
+    """Convert the input, a string or a list of items, to messages. Two adjacent assistant messages become one if either
+    has no text, so that reasoning and calls join their message. Raises InvalidArgument, Unsupported."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -162,8 +167,8 @@ def _bare(message: Mapping[str, Any]) -> bool:
 
 
 def _message(item: Any, name: str) -> dict[str, Any]:
-    """Convert one item of the input to a message; the role `developer` becomes `system`. Raises InvalidArgument,
-    Unsupported."""
+    """Convert one item of the input (a message, a function call, a call's output or reasoning) to a message. The role
+    `developer` becomes `system`. Raises InvalidArgument, and Unsupported for items of another type."""
     if not isinstance(item, dict):
         raise bad_type(name, item, "an object")
     kind = item.get("type", "message")
@@ -188,7 +193,8 @@ def _message(item: Any, name: str) -> dict[str, Any]:
 
 
 def _content(content: Any, name: str) -> str:
-    """Return the text of an item. Raises InvalidArgument, Unsupported."""
+    """Return the text of an item: a string, or a list of text parts, which are joined. Raises InvalidArgument,
+    Unsupported."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -106,8 +106,9 @@ class MemoryStore:
         return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
-        """Store a value for `ttl_s`, and remove the oldest other values until it fits. A value that cannot fit is
-        counted and not stored."""
+        """Store a value for `ttl_s`, and replace an earlier one. The oldest other values of the tenant, then of all
+        tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored:
+        TOO_LARGE."""
         self._expire()
         self._drop((tenant, response_id))
         share = self._share_of(tenant) or self._max_bytes
@@ -156,7 +157,7 @@ class MemoryStore:
         self._tell()
 
     def _drop(self, key: tuple[str, str]) -> bool:
-        """Remove a value if it is there. Returns whether it was."""
+        """Remove a value, and subtract its length from the sums, if it is there. Returns whether it was."""
         if self._kept.pop(key, None) is None:
             return False
         tenant, response_id = key
@@ -193,7 +194,8 @@ class RedisStore:
         return min(self._share_of(tenant) or self._max_bytes, self._max_bytes)
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the value; None if none is stored (any more). Raises Unavailable if Redis does not answer."""
+        """Return the value, after this router's pending writes of it; None if none is stored (any more). Raises
+        Unavailable if Redis does not answer."""
         await self._written(response_key(tenant, response_id))
         return await self._read(response_key(tenant, response_id))
 
@@ -211,7 +213,8 @@ class RedisStore:
         await self._put(tenant, response_id, value, share=0, wait=False)
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
-        """Leave a mark, which counts in no quota. Raises Unavailable if Redis does not answer."""
+        """Leave a mark, which counts in no quota and lives at least a minute. Without `replace`, an earlier mark stays.
+        Raises Unavailable if Redis does not answer."""
         lifetime_ms = max(self._ttl_ms, _LEAST_MARK_MS)
         with _asking_redis():
             await self._redis.set(_mark_key(tenant, response_id), mark, px=lifetime_ms, nx=not replace)
@@ -220,7 +223,8 @@ class RedisStore:
         return await self._read(_mark_key(tenant, response_id))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a value. Returns whether there was one. Raises Unavailable if Redis does not answer."""
+        """Delete a value, after this router's pending writes of it. Returns whether there was one. Raises Unavailable
+        if Redis does not answer."""
         await self._written(response_key(tenant, response_id))
         with _asking_redis():
             if self._share_of(tenant):
@@ -228,7 +232,7 @@ class RedisStore:
             return bool(await self._redis.delete(response_key(tenant, response_id)))
 
     async def close(self) -> None:
-        """Give writes under way up to a second, then close the connections."""
+        """Give pending writes up to a second, cancel those that take longer, then close the connections."""
         if writes := set(self._writes.values()):
             _, late = await asyncio.wait(writes, timeout=_CLOSE_S)
             for write in late:
@@ -243,7 +247,9 @@ class RedisStore:
         return found
 
     async def _put(self, tenant: str, response_id: str, value: bytes, *, share: int, wait: bool) -> StoreOutcome:
-        """Write a value after pending writes of the same key. With `wait`, the caller counts a failure."""
+        """Start a write that follows pending writes of the same key, and wait for it; without `wait`, for MOST_WAIT_S
+        at most. NOT_NOW: the write failed, or pending writes hold too many bytes. Otherwise KEPT, also for a write that
+        still goes on. With `wait`, the caller counts a failure. `share` is the tenant's quota in bytes, 0 for none."""
         if self._writing_bytes + len(value) > self._max_bytes:
             if not wait:
                 metrics.responses_dropped.labels("no_room").inc()
@@ -268,8 +274,9 @@ class RedisStore:
         share: int,
         counted: bool,
     ) -> bool:
-        """Write a value after the write `before` of the same key; return whether Redis has it. A failure is logged and
-        counted if `counted`."""
+        """Write a value after the write `before` of the same key; return whether Redis has it. With a quota (`share`
+        bytes), the tenant's oldest responses make room. A failure of Redis is logged and counted if `counted`; it is
+        never raised."""
         key = response_key(tenant, response_id)
         try:
             if before is not None:
@@ -299,8 +306,9 @@ class RedisStore:
 
 
 def make_store(config: RouterConfig, share_of: Callable[[str], int] = unlimited) -> ResponseStore | None:
-    """Make the configured store. `share_of` returns the bytes of a tenant's share, 0 for no limit. Returns None if
-    responses are not stored, or if several processes would each have their own store because there is no Redis."""
+    """Make the configured store, in Redis or in memory. `share_of` returns the bytes of a tenant's share, 0 for no
+    limit. Returns None if responses are not stored. Also returns None, and logs a warning, if several processes without
+    Redis would each have their own store."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
     if most and config.http_workers > 1 and not config.redis:
         if not config.http_worker:
