@@ -82,7 +82,7 @@ class ApiKeys:
         return found
 
     def admit(self, authorization: str, scope: str = INFERENCE) -> bool:
-        """Whether `authenticate` accepts these values. Raises nothing."""
+        """Whether `authenticate` accepts this `Authorization` value for the scope. Raises nothing."""
         try:
             self.authenticate(authorization, scope)
         except (Unauthenticated, PermissionDenied):
@@ -90,7 +90,8 @@ class ApiKeys:
         return True
 
     def name_of(self, authorization: str) -> str:
-        """Return the name of the key in these values; empty if it is unknown or has no name. Raises nothing."""
+        """Return the name of the key in this `Authorization` value; empty if the key is missing, unknown or has no
+        name. Raises nothing."""
         try:
             found = self._find(_bearer_token(authorization))
         except Unauthenticated:
@@ -117,8 +118,12 @@ def load_api_keys(
     default_limits: KeyLimits | None = None,
     check: Callable[[ApiKeys], None] = lambda keys: None,
 ) -> ApiKeys:
-    """Load the keys of the flag and of the key file, if there is one. When the file changes, its keys are loaded again.
-    Raises ConfigError for a file that cannot be read or has no key, and any error that `check` raises for the keys."""
+    """Load the keys of the flag (`inline`) and of the key file, if `file` names one. When the file changes, its keys
+    are loaded again and replace the old ones. Keys without limits of their own get `default_limits`.
+
+    Raises ConfigError for a file that cannot be read or has no key, and any error that `check` raises for the loaded
+    keys.
+    """
     limits, inline = default_limits or KeyLimits(), tuple(inline)
 
     def load() -> ApiKeys:
@@ -135,7 +140,8 @@ def load_api_keys(
 
 @contextlib.contextmanager
 def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> Iterator[None]:
-    """Return the context of an administration call. It writes the name of the key and the outcome to the audit log."""
+    """Write the outcome of an administration call to the audit log when the `with` block ends: allowed, the code of its
+    QuireError, CANCELLED or INTERNAL. The name of the key is bound to the log. Exceptions pass on."""
     outcome = ALLOWED
     bind_key_name(keys.name_of(authorization))
     try:
@@ -168,7 +174,8 @@ def _bearer_token(authorization: str) -> str:
 
 
 def _plain_principal(digest: bytes, limits: KeyLimits) -> Principal:
-    """Make the principal of a key without a name: its tenant is a digest of the key's digest."""
+    """Make the principal of a key without a name, with the default scopes: its tenant is a digest of the key's
+    digest."""
     tenant = hashlib.sha256(b"tenant:" + digest).hexdigest()[:16]
     return Principal(tenant, "", DEFAULT_SCOPES, limits)
 

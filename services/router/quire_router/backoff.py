@@ -19,7 +19,7 @@ class Backoff:
         self._next_s = self._first_s
 
     def next_delay_s(self) -> float:
-        """Return a random delay between half of the present delay and all of it, and double the delay, up to
+        """Return a random delay between half of the present delay and all of it. Then double the present delay, up to
         `most_s`."""
         step, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)
         return step * random.uniform(0.5, 1.0)

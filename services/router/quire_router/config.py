@@ -137,15 +137,16 @@ class RouterConfig(ServiceConfig):
 
 
 def public_tls(config: RouterConfig) -> TlsFiles:
-    """Return the certificate of the public gRPC port. Clients present no certificate there, because the authority of
-    the services does not know them."""
+    """Return the certificate and key of the public gRPC port: those of --ssl-certfile and --ssl-keyfile or, without
+    them, those between services. No authority is given, so clients present no certificate there."""
     if config.ssl_certfile or config.ssl_keyfile:
         return TlsFiles(config.ssl_certfile, config.ssl_keyfile)
     return TlsFiles(config.tls_cert, config.tls_key)
 
 
 def check_body_memory(config: RouterConfig) -> None:
-    """Raise ConfigError if the longest body of a key could find no room: bytes count twice, and a key gets half."""
+    """Raise ConfigError if --max-bodies-mib has no room for four times the longest body. A body's bytes count twice,
+    and one key gets half of the memory."""
     least = 4 * config.max_body_bytes
     if config.max_bodies_mib << 20 < least:
         raise ConfigError(
@@ -156,7 +157,8 @@ def check_body_memory(config: RouterConfig) -> None:
 
 
 def refuse_plain_ports(config: RouterConfig) -> None:
-    """Raise ConfigError if an HTTP port would be open to other hosts without TLS."""
+    """Raise ConfigError if the HTTP port or the metrics port would be open to other hosts without TLS. With
+    --ssl-certfile or --insecure, every address is allowed."""
     secured, fix = bool(config.ssl_certfile), "Give --ssl-certfile and --ssl-keyfile"
     require_private(config, config.host, "host", secured=secured, fix=fix)
     if config.metrics_listen:

@@ -43,7 +43,8 @@ class HttpWorkers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the other processes. In one of those, watch for the end of the first process instead."""
+        """Start the other processes, and keep them running. In one of those, watch for the end of the first process
+        instead."""
         if self._config.http_worker:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _check_parent)
             return
@@ -53,8 +54,8 @@ class HttpWorkers:
         ]
 
     def leave(self) -> None:
-        """Tell the other processes to leave and end, as this process does. Idempotent, since a second signal would cut
-        their `--drain-delay-s` short."""
+        """Send SIGTERM to the other processes, so that they finish their requests and end, and start none again.
+        Idempotent, since a second signal would cut their `--drain-delay-s` short."""
         if self._stopping:
             return
         self._stopping = True
@@ -63,7 +64,8 @@ class HttpWorkers:
                 process.send_signal(signal.SIGTERM)
 
     async def drain(self, timeout_s: float) -> None:
-        """Tell the other processes to finish their requests and end. Wait until they have ended, or for `timeout_s`."""
+        """Tell the other processes to finish their requests and end. Wait until they have ended, but at most
+        `timeout_s`."""
         self.leave()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -78,7 +80,8 @@ class HttpWorkers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_running(self, number: int) -> None:
-        """Run the process of this number, and start it again when it dies, until `drain` is called."""
+        """Run the process of this number. When it dies, log that and start it again after a backoff, until the
+        processes are told to leave."""
         backoff = Backoff()
         while not self._stopping:
             process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
@@ -91,8 +94,9 @@ class HttpWorkers:
                 await backoff.wait()
 
     def _command(self, number: int) -> list[str]:
-        """Return the command line of another process: the one of this process, and the flags that differ. The last of
-        two equal flags counts."""
+        """Return the command line of process `number`: the one of this process, then the flags that differ. These are
+        its number, the shared HTTP port, a free local gRPC port, its instance, and a metrics port that is `number`
+        higher. The last of two equal flags counts."""
         own = {
             "http-worker": str(number),
             "port": str(self._port),
@@ -107,7 +111,8 @@ class HttpWorkers:
 
 
 def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
-    """Raise ConfigError if keys are limited (`limited`) and several processes would each count for themselves."""
+    """Raise ConfigError if keys are limited (`limited`), and several processes without a Redis would each count for
+    themselves."""
     if config.http_workers > 1 and limited and not config.redis:
         raise ConfigError(
             "LIMITS_NEED_REDIS",
@@ -118,8 +123,8 @@ def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
 
 
 def _check_parent() -> None:
-    """End this process (SIGTERM) if its standard input has ended. No process ever writes to it, so its end means that
-    the first process is dead."""
+    """End this process if its standard input has ended: send it SIGTERM, and again after 0.2 s, so that it does not
+    wait for its drain delay. No process ever writes to this input, so its end means that the first process is dead."""
     if not os.read(sys.stdin.fileno(), 1024):
         loop = asyncio.get_running_loop()
         loop.remove_reader(sys.stdin.fileno())

@@ -65,8 +65,9 @@ class KeyFile:
 
 
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
-    """Read a key file of either form. A YAML entry without limits gets the default limits. Raises ConfigError for a
-    file that cannot be read, is malformed, or has no key."""
+    """Read a key file of either form: YAML that begins with `keys:`, or one plain key per line. Fields of a YAML entry
+    that are left out get the default limits. Raises ConfigError for a file that cannot be read, is malformed, or has no
+    key or too many."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +98,8 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
 
 
 def _plain_keys(path: str, text: str) -> tuple[str, ...]:
-    """Return the keys of a file with one key per line. Raises ConfigError for a line that cannot be a key."""
+    """Return the keys of a file with one key per line; empty lines and lines that begin with # are skipped. Raises
+    ConfigError, naming the line, for a line that cannot be a key."""
     keys = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -114,7 +116,9 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
 
 
 def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
-    """Check one entry of a YAML file; return its digest and principal. Raises ConfigError that names the entry."""
+    """Check the fields of one entry of a YAML file: name, digest, scopes, limits within their bounds, and models.
+    Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Raises ConfigError that
+    names the entry, counted from 1."""
 
     def bad(cause: str, fix: str) -> ConfigError:
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)

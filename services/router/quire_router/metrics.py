@@ -167,7 +167,8 @@ def count_tenant(tenant_name: str, prompt_tokens: int, generation_tokens: int) -
 
 
 def shed(error: QuireError, tenant_name: str) -> None:
-    """Count a request of the tenant that was refused or ended because of the load. Other errors are not counted."""
+    """Count a request of the tenant that was refused or ended because of the load (Overloaded, or the code DRAINING).
+    Other errors are not counted."""
     if isinstance(error, Overloaded) or error.code == "DRAINING":
         _shed.labels(error.code, tenant_name).inc()
 
@@ -248,7 +249,7 @@ _by_model: dict[str, ModelMetrics] = {}
 
 
 def of_model(model: str) -> ModelMetrics:
-    """Return the metrics of this model, given the engines' name of it."""
+    """Return the metrics of this model, given the engines' name of it. The first call makes them, with the value 0."""
     found = _by_model.get(model)
     if found is None:
         found = _by_model[model] = ModelMetrics(model)

@@ -34,8 +34,8 @@ class LongWork:
         self._waiting: TenantQueue[tuple[Callable[[], Any], Future[Any]]] = TenantQueue()
 
     async def run(self, function: Callable[[], T], tenant: str) -> T:
-        """Call `function` in the thread and return its result or raise its exception. If the caller is cancelled first,
-        the queued task is removed, which frees what it holds."""
+        """Queue `function` for the thread, in the tenant's turn, and return its result or raise its exception. If the
+        caller is cancelled first, a queued task is removed, which frees what it holds; a running task goes on."""
         future: Future[T] = Future()
         task = function, future
         with self._lock:
@@ -49,7 +49,8 @@ class LongWork:
             raise
 
     def _run_next(self) -> None:
-        """Run one task, if one is left, and pause. Called in the thread, once for each task."""
+        """Run the next task, if one is left, and set its result or exception. Then pause for as long as the task used
+        the CPU. Called in the thread, once for each task."""
         with self._lock:
             task = self._waiting.pop()
         if task is None:
@@ -70,6 +71,6 @@ _LONG_WORK = LongWork()
 
 
 async def off_loop(function: Callable[[], T], *, heavy: bool, tenant: str) -> T:
-    """Call `function`, in the thread for long work if `heavy`, in the tenant's turn, and return its result or raise its
-    exception."""
+    """Call `function` and return its result or raise its exception. If `heavy`, it runs in the one thread for long
+    work, in the tenant's turn; otherwise it runs at once in the event loop."""
     return await _LONG_WORK.run(function, tenant) if heavy else function()

@@ -242,8 +242,8 @@ class RouterService:
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
 
     def _check_peers(self) -> None:
-        """Raise ConfigError if no schedulers or no tokenizers are configured, or if --vllm-grpc could have several
-        schedulers."""
+        """Raise ConfigError if static or DNS discovery has no address of a scheduler or of a tokenizer, or if the
+        router could have several schedulers with --vllm-grpc."""
         if self._config.vllm_grpc and (self._config.discovery != "static" or len(self._config.schedulers) > 1):
             raise ConfigError(
                 "NOT_ONE_SCHEDULER",
@@ -262,7 +262,7 @@ class RouterService:
 
     @property
     def waiting(self) -> Collection[SequenceState]:
-        """Return the number of sequences that have no engine now."""
+        """Return the sequences that wait for an engine."""
         return self._pending.waiting.values()
 
     @property
@@ -278,12 +278,14 @@ class RouterService:
         self._workers.leave()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop admitting requests, in all HTTP processes. Return when all requests have ended, or after the timeout."""
+        """Stop admitting requests, in all HTTP processes, and close idle HTTP connections. Return when all requests
+        have ended, or after the timeout."""
         self.http.close_idle()
         await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 
     async def close(self) -> None:
-        """Close HTTP, then all tasks and connections. Sequences without an engine fail."""
+        """Close HTTP, then all tasks and connections to other services. The other HTTP processes end first. Sequences
+        without an engine fail."""
         await self._workers.close()
         await self._console.close()
         await self.http.close()
@@ -306,7 +308,9 @@ class RouterService:
         await self._concurrency.close()
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
-        """Authenticate a gRPC call of any method but health's. Raises Unauthenticated, PermissionDenied."""
+        """Authenticate a gRPC call of any method but health's. A method that shows other tenants' requests needs the
+        scope `admin`; without any keys, such a call is refused unless the port is local or --insecure is given. Raises
+        Unauthenticated, PermissionDenied."""
         authorization = metadata.get("authorization", "")
         if path in _ADMIN_CALLS:
             if self._needs_admin_key and not self._keys:
@@ -330,7 +334,7 @@ class RouterService:
         return DetokenizeStream(self.pool, self._watchdog, self._config, sequences, text_ended)
 
     def _on_fleet(self) -> None:
-        """Note that readiness may have changed, and let waiting sequences try again."""
+        """Update the readiness after a change of the fleet, and try to place the sequences that wait for an engine."""
         self._on_change()
         self._migration.replicas_changed()
 

@@ -25,7 +25,8 @@ class TenantQueue(Generic[T]):
         self._items.setdefault(tenant, deque()).append(item)
 
     def pop(self) -> T | None:
-        """Remove and return the next item; None if there is none."""
+        """Remove and return the oldest item of the tenant whose turn is next, and move this tenant behind all others.
+        None if the queue is empty."""
         if not self._items:
             return None
         tenant, items = next(iter(self._items.items()))
@@ -53,7 +54,8 @@ class TenantTurns:
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for the tenant's turn, and hold it while the `with` block lasts."""
+        """Wait for the tenant's turn, and hold it while the `with` block lasts; then the next waiting task gets it.
+        Without other tasks, there is no wait."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True
@@ -63,6 +65,8 @@ class TenantTurns:
             self._pass_on()
 
     async def _wait(self, tenant: str) -> None:
+        """Queue for the tenant's turn, and return when it comes. A task that is cancelled leaves the queue, and passes
+        on a turn that came at the same time."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.push(tenant, turn)
         try:
@@ -74,7 +78,7 @@ class TenantTurns:
             raise
 
     def _pass_on(self) -> None:
-        """Give the turn to the next task that waits."""
+        """Give the turn to the next task that waits and is not cancelled; without one, the turn is free."""
         following = self._waiting.pop()
         while following is not None and following.done():  # its task was cancelled
             following = self._waiting.pop()

@@ -35,8 +35,9 @@ class Export:
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """Keep the transfer, and offer its pages to the client. Later tickets are ignored, because a sequence that
-        starts again at the engine keeps its first ticket."""
+        """Make a transfer of the first ticket, and offer its pages to the client: engine, address, transfer id and
+        sizes. The router does not renew its lease. Later tickets are ignored, because a sequence that starts again at
+        the engine keeps its first ticket."""
         if self._transfer is not None:
             return
         self._transfer = Transfer(ticket, source, of_session=False)
@@ -47,7 +48,8 @@ class Export:
         self._sequence.kv.offer_pages(offer)
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """Add the timings, and end the sequence with the one token that it has."""
+        """Add the timings, end the sequence with finish reason `length` after the one token that it has, and tell the
+        migrator that the engine is done with it."""
         self._timings += timings
         self._sequence.engine.end_at_length()
         self._migrator.prefill_ended(self._sequence)
@@ -67,8 +69,8 @@ class Export:
         return self._timings
 
     def close(self) -> None:
-        """Release the transfer, unless the sequence has ended without an error. In this case its pages stay for the
-        client."""
+        """Release the transfer and withdraw the offer, unless the sequence has ended without an error. In this case its
+        pages stay for the client until their lease ends."""
         if not (self._sequence.client.ended and self._sequence.client.finish):
             self._release()
 

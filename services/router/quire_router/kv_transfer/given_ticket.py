@@ -37,7 +37,8 @@ class GivenTicket:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """Release the transfer at the sequence's last row."""
+        """Release the transfer at the sequence's last row, unless this row ends the sequence with an error. Other rows
+        change nothing."""
         if finish and finish != ERROR:
             self.close()
 

@@ -81,8 +81,9 @@ class Handoff:
         self._ticketed = False
 
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
-        """Reserve a place at the decode side `session`, under `handle`. `load` is the load that placement has reserved
-        for the sequence at that replica."""
+        """Send a reservation under `handle` to the decode side `session`, for the sequence that is prefilled elsewhere.
+        `load` is the load that placement has reserved for the sequence at that replica; it is released when the pages
+        are there."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -93,8 +94,9 @@ class Handoff:
         return self._pull.kv_transfer(holder)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """Begin the pull with the first ticket, and pass this ticket on to the decode side. Later tickets are ignored,
-        because a sequence that starts again at the prefill side keeps its first ticket."""
+        """Begin the pull with the first ticket: keep its transfer and renew its lease. If there is a reservation, pass
+        the ticket on to the decode side. Later tickets are ignored, because a sequence that starts again at the prefill
+        side keeps its first ticket."""
         if self.step is not Step.PREFILL or self._ticketed:
             return
         self._ticketed = True
@@ -104,7 +106,8 @@ class Handoff:
             self._pull.start()
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """Add the prefill side's timings; tell the migrator that the sequence needs its decode side now."""
+        """Add the prefill side's timings. If the sequence has not left the prefill side before, count whether its
+        reservation still exists, and tell the migrator that the sequence needs its decode side now."""
         self._pull.add_timings(replace(one, service=f"prefill {one.service}") for one in timings)
         if self.step is not Step.PREFILL:
             return
@@ -113,9 +116,13 @@ class Handoff:
         self._migrator.prefill_ended(self._sequence)
 
     def take_over(self) -> str:
-        """Move the sequence to its reservation, with the tokens that the prefill side has sampled. Returns the
-        instance of the decode side. Returns '' if there is no reservation, or if the sequence had left the prefill side
-        before."""
+        """Move the sequence to its reservation: begin the attempt under the reservation's handle, and send the decode
+        side the tokens that the prefill side has sampled since. If the prefill had not ended or no ticket came, tell
+        the decode side that there is nothing to pull. The transfer of an unfinished prefill is released.
+
+        Returns the instance of the decode side. Returns '' if there is no reservation, or if the sequence had left the
+        prefill side before.
+        """
         sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
@@ -136,8 +143,8 @@ class Handoff:
         return session.instance
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """Drop the reservation, because its decode side was lost before the first token, and report this to the
-        migrator. When the first token comes, another decode side is chosen."""
+        """Drop the reservation and its reserved load, because its decode side was lost before the first token. Count
+        this, and report it to the migrator. When the first token comes, another decode side is chosen."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
@@ -147,8 +154,8 @@ class Handoff:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """Record the time from the end of the prefill to the next token. At the sequence's last row, close the
-        hand-off."""
+        """At the first row after the hand-off, record the time since the prefill ended. At the sequence's last row,
+        unless it is an error, close the hand-off. `now_ns` is a monotonic time."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
@@ -161,7 +168,8 @@ class Handoff:
         return self._pull.timings
 
     def close(self) -> None:
-        """End the hand-off: cancel a reservation that was not used, and release the transfer. Idempotent."""
+        """End the hand-off: cancel a reservation that was not used at the decode side, and release the transfer and the
+        reserved load. Idempotent."""
         if self.step is Step.OVER:
             return
         self.step = Step.OVER

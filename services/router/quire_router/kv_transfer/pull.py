@@ -40,8 +40,8 @@ class Pull:
             self._load.start_pull()
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """Return the ticket for a Submit to `holder`. Returns None if there is nothing to pull, or if `holder` is the
-        engine that has the pages."""
+        """Return the ticket for a Submit to the session `holder`. Returns None if there is nothing to pull, if the
+        transfer is not open any more, or if `holder` is the engine that has the pages."""
         if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
             return None
         return KvTransfer(ticket=self.transfer.ticket)

@@ -68,9 +68,12 @@ class TicketManager:
         self._timeout_s = timeout_s
 
     async def begin_route(self, sequence: SequenceState) -> None:
-        """Give the sequence the KV route that its job asks for: an export, a pull, or none. Call before the sequence is
-        submitted. If pages cannot be pulled, log the reason; they are computed again. Siblings share the pages that
-        this sequence pulls."""
+        """Give the sequence the KV route that its job asks for. For an export, the engine keeps the pages for the
+        client. For a pull, fetch the ticket of the transfer that the client names; if that fails, count and log the
+        reason, and the engine computes the pages. Otherwise do nothing.
+
+        Call before the sequence is submitted. Siblings share the pages that this sequence pulls.
+        """
         job = sequence.job
         if job.kv_export:
             sequence.kv.begin_route(Export(sequence, self._migrator, self._lease_ms))
@@ -81,8 +84,12 @@ class TicketManager:
                 log.info("pages cannot be had", request_id=sequence.context.request_id, reason=outcome)
 
     async def _route_pull(self, sequence: SequenceState, source: KvSource) -> str:
-        """Fetch the ticket of the transfer that the client names, and give the sequence a route with this ticket.
-        Returns a label for metrics: `used`, or the reason why there is no route."""
+        """Ask the engine that the client names for the ticket of the transfer, and give the sequence a route with this
+        ticket. The address that the client gives must be the one from discovery.
+
+        Returns a label for metrics: `used`, or why there is no route: `unknown_engine`, `other_address`,
+        `unknown_transfer`, `no_answer` or `bad_ticket`.
+        """
         engine = self._find_engine(source.engine)
         if engine is None:
             return "unknown_engine"

@@ -30,14 +30,15 @@ class Transfers:
         return sum(transfer.open for transfer in list(self._open))
 
     def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
-        """Make a transfer that is renewed until its release. For `of_session` see Transfer."""
+        """Make a transfer from the ticket of the engine `source`; its lease is renewed until its release. With
+        `of_session`, the transfer also ends with the present session with that scheduler."""
         transfer = Transfer(ticket, source, of_session=of_session)
         self._open.add(transfer)
         self._wake_in(_period_s(transfer))
         return transfer
 
     def close(self) -> None:
-        """Stop renewing."""
+        """Stop renewing, and forget all transfers. They are not released; their leases expire."""
         if self._timer is not None:
             self._timer.cancel()
         self._open.clear()
@@ -68,5 +69,6 @@ class Transfers:
 
 
 def _period_s(transfer: Transfer) -> float:
-    """Return the seconds between two renewals of the transfer, which are a third of its lease."""
+    """Return the seconds between two renewals of the transfer: a third of its lease, but at least 0.05. A ticket
+    without a lease counts as one of ten seconds."""
     return max((transfer.lease_s or _UNSAID_LEASE_S) / 3, _LEAST_PERIOD_S)

@@ -37,7 +37,8 @@ class Bucket:
         self.at_s = now_s
 
     def now(self, now_s: float) -> float:
-        """Add what has flowed into the bucket until `now_s`, and return its level; infinite if there is no limit."""
+        """Refill the bucket evenly up to `now_s`, to one minute's allowance at most, and return its level. A time
+        before the last one adds nothing. Returns infinity if there is no limit (`per_minute` is 0)."""
         if self.per_minute:
             passed_s = max(0.0, now_s - self.at_s)
             self.level = min(float(self.per_minute), self.level + passed_s * self.per_minute / MINUTE_S)
@@ -61,7 +62,8 @@ class TenantBuckets:
         return Levels(self.requests.now(now_s), self.tokens.now(now_s))
 
     def admit(self, now_s: float) -> bool:
-        """Take one request, if one is left and the tokens are not in debt. Returns whether it was taken."""
+        """Refill both buckets, then take one request if each limited bucket has at least 1. Returns False, and takes
+        nothing, otherwise. Tokens are only checked here; `charge` subtracts them."""
         levels = self.levels(now_s)
         if levels.requests < 1 or levels.tokens < 1:
             return False
@@ -69,7 +71,8 @@ class TenantBuckets:
         return True
 
     def charge(self, tokens: int, now_s: float) -> None:
-        """Subtract tokens; the level may become negative. A negative `tokens` gives tokens back."""
+        """Refill the token bucket, then subtract tokens; the level may become negative. A negative `tokens` gives
+        tokens back."""
         self.tokens.now(now_s)
         self.tokens.level -= tokens
 

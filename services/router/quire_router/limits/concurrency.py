@@ -39,8 +39,13 @@ class ConcurrencyLimits:
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def enter(self, tenant: str, limit: int, places: int) -> None:
-        """Take `places` of the tenant. `limit` is the tenant's limit; 0: no limit. Raises Overloaded if too few places
-        are free, and InvalidArgument if `places` exceeds the limit. A cancelled call takes no places."""
+        """Take `places`, one per sequence, for a request of the tenant. With Redis, wait until Redis has decided over
+        all routers. Without Redis, or for a second after Redis failed, this router's count decides.
+
+        A `limit` of 0 means no limit: nothing is counted. Raises Overloaded with a retry time if the places that are
+        held or asked for leave too few. Raises InvalidArgument if `places` alone exceeds the limit. A cancelled call
+        takes no places.
+        """
         if not limit:
             return
         if places > limit:
@@ -65,8 +70,9 @@ class ConcurrencyLimits:
         self._tell_later(tenant, known)
 
     def leave(self, tenant: str, limit: int, places: int, *, ran: bool = True) -> None:
-        """Give back places that `enter` took under this limit. Without `ran`, the request never ran, so these places do
-        not count in the rate from which the retry time of refused requests is computed."""
+        """Give back places that `enter` took under this limit; Redis is told in the background. Without `ran`, the
+        request never ran, so these places do not count in the rate from which the retry time of refused requests is
+        computed."""
         if limit:
             known = self._tenants[tenant]
             known.add(-places)
@@ -79,7 +85,8 @@ class ConcurrencyLimits:
         return self._tenants[tenant]
 
     async def close(self) -> None:
-        """Wait up to a second until Redis knows that this router holds no places, then close the connections."""
+        """Wait up to a second until Redis knows that this router holds no places. Then cancel the tasks that still run,
+        and close the connections."""
         if keepers := set(self._keepers.values()):
             await asyncio.wait(keepers, timeout=BACKOFF_S)
             for keeper in keepers:
@@ -98,8 +105,12 @@ class ConcurrencyLimits:
             self._keepers[tenant] = asyncio.create_task(self._keep(shared, tenant, known), name="concurrency limits")
 
     async def _keep(self, shared: SharedConcurrency, tenant: str, known: TenantPlaces) -> None:
-        """Ask Redis to admit the requests that wait, report places that were given back, and renew the lease. Ends when
-        the tenant holds no places. When this task has ended, no request waits for it."""
+        """Run the tenant's calls to Redis: ask Redis to admit the requests that wait, report places that were given
+        back, and renew the lease. While Redis is not called after a failure, decide by this router's count.
+
+        Ends when the tenant holds no places and Redis knows it. At the end, decide about all requests that still wait,
+        and forget the task.
+        """
         renew_at_s = 0.0
         try:
             while known.busy:
@@ -116,8 +127,9 @@ class ConcurrencyLimits:
             del self._keepers[tenant]
 
     async def _tell(self, shared: SharedConcurrency, tenant: str, known: TenantPlaces) -> None:
-        """Tell Redis how many places are held, and ask it to admit the requests that wait. If the call fails, admit the
-        requests whose places are free by the count of this router, and call Redis again later."""
+        """Tell Redis in one call how many places are held, and let it admit or refuse the requests that wait. If the
+        call fails in any way, begin a backoff, decide by the count of this router, and let Redis be told again
+        later."""
         asking = [(request.places, request.limit) for request in known.take_waiting()]
         try:
             admitted, others = await shared.hold(tenant, known.held, asking)
@@ -133,8 +145,8 @@ class ConcurrencyLimits:
 
 
 def _check(known: TenantPlaces, limit: int, places: int, *, others: int) -> None:
-    """Raise Overloaded if the held places and `others` leave too few places. `others` are places for which requests of
-    this router wait, or places of other routers."""
+    """Raise Overloaded, with a retry time, if the held places and `others` leave too few of `limit`; count the refusal
+    in the metrics. `others` are places for which requests of this router wait, or places of other routers."""
     held = known.held + others
     if held + places > limit:
         metrics.rate_limited.labels("concurrent").inc()

@@ -62,8 +62,13 @@ class RateLimits:
         metrics.limits_shared.set(0 if shared is None else 1)
 
     async def admit(self, principal: Principal) -> Levels:
-        """Take one request of the tenant, and return the levels after it. The buckets in Redis decide; while Redis does
-        not answer, the local buckets decide. Raises RateLimited."""
+        """Take one request of the tenant if its request bucket has one left and its token bucket is not in debt.
+        Returns the levels after it; infinite levels if the key has no limits per minute. Otherwise counts the refusal
+        in the metrics and raises RateLimited.
+
+        The buckets in Redis decide, and their levels replace the local ones. While Redis does not answer, the local
+        buckets decide.
+        """
         limits = principal.limits
         if not limits.per_minute:
             return UNLIMITED
@@ -89,8 +94,9 @@ class RateLimits:
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Subtract tokens of a tenant that was admitted; its bucket may go into debt. A negative `tokens` gives tokens
-        back. Never waits, because a task sends the charge to Redis later."""
+        """Subtract tokens from the local bucket of a tenant that was admitted; the bucket may go into debt. A negative
+        `tokens` gives tokens back. Never waits: a background task sends the charge to Redis, if there is one. Does
+        nothing for a tenant without a token limit or without an admitted request."""
         known = self._tenants.get(tenant)
         if known is None or not known[0].tokens_per_minute or not tokens:
             return
@@ -101,7 +107,7 @@ class RateLimits:
                 self._collector = asyncio.create_task(self._collect(), name="rate limits")
 
     async def close(self) -> None:
-        """Wait up to a second until Redis has got all charges, then close its connections."""
+        """Wait up to a second until Redis has got all charges, then stop sending and close the connections."""
         if self._collector is not None:
             await asyncio.wait({self._collector}, timeout=BACKOFF_S)
             self._collector.cancel()
@@ -120,8 +126,9 @@ class RateLimits:
         return known[1]
 
     async def _collect(self) -> None:
-        """Send all charges to Redis, with one call per tenant. A charge that Redis did not answer is sent again under
-        the same number, so that it counts only once."""
+        """Send all charges to Redis, with one call per tenant, until none is left; set the local levels from each
+        answer. After a failure, wait for the backoff to end. A charge that Redis did not answer is sent again under the
+        same number, so that it counts only once."""
         while self._shared is not None and (self._sending is not None or self._debts):
             if self._backoff.left_s:
                 await asyncio.sleep(self._backoff.left_s)
@@ -144,20 +151,21 @@ class RateLimits:
         return self._debts.get(tenant, 0) + sending
 
     def _known(self, tenant: str, buckets: TenantBuckets) -> Levels:
-        """Return the levels that Redis should have: the local levels, without the charges that Redis has not
-        acknowledged. A Redis that has lost its data begins with these levels."""
+        """Return the levels that Redis should have now. The local token level is without charges that Redis has not
+        acknowledged, so these are added back. A Redis that has lost its data begins with these levels."""
         levels = buckets.levels(time.monotonic())
         return Levels(levels.requests, levels.tokens + self._owed(tenant))
 
     def _take_shared_levels(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
-        """Set the local buckets to the levels of Redis, minus the charges that Redis has not acknowledged."""
+        """Set the local buckets to the levels of Redis, minus the token charges that Redis has not acknowledged. Note
+        that Redis answers."""
         buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
         self._backoff.answered()
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:
-    """Return OpenAI's x-ratelimit headers: for requests and tokens, the limit per minute, the rest, and the time until
-    the bucket is full again."""
+    """Return OpenAI's x-ratelimit headers. For requests and for tokens: the limit per minute, the rest (a whole number,
+    at least 0), and the time until the bucket is full again ("1.500s"). A kind without a limit gets no headers."""
     headers = []
     for kind, names in zip(_KINDS, (LIMIT_HEADERS[:3], LIMIT_HEADERS[3:]), strict=True):
         per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)

@@ -25,7 +25,8 @@ class RedisBackoff:
         return max(0.0, self._until_s - time.monotonic())
 
     def begin(self, error: BaseException) -> None:
-        """Begin a backoff after this failure. Logs the failure, unless a backoff was running."""
+        """Do not call Redis for a second from now. Logs the failure, unless a backoff was running, and shows in the
+        metrics and in the Redis state that the limits are local."""
         if not self.left_s:
             log.warning("limits are local: Redis does not answer", error=type(error).__name__)
         self._until_s = time.monotonic() + BACKOFF_S
@@ -33,6 +34,7 @@ class RedisBackoff:
         note_redis("limits", answered=False)
 
     def answered(self) -> None:
-        """Note that Redis has answered."""
+        """Show in the metrics and in the Redis state that Redis has answered, so the limits are shared. A running
+        backoff goes on."""
         metrics.limits_shared.set(1)
         note_redis("limits", answered=True)

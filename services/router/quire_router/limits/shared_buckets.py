@@ -78,13 +78,15 @@ class SharedBuckets:
         self._script = self._redis.register_script(_SCRIPT)
 
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
-        """Take one request, if one is left and the tokens are not in debt. Returns whether it was taken, and the levels
-        after that."""
+        """Take one request in Redis if one is left and the tokens are not in debt. Returns whether it was taken, and
+        the levels after that. A bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES if Redis
+        does not answer."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
-        """Subtract tokens, and return the levels after that. A level may become negative; a negative `tokens` gives
-        tokens back. If a charge is sent several times under one `number`, it is subtracted once. Numbers only grow."""
+        """Subtract tokens in Redis, and return the levels after that. A level may become negative; a negative `tokens`
+        gives tokens back. A charge that is sent again under its `number` is subtracted once; numbers only grow. A
+        bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 
@@ -95,9 +97,13 @@ class SharedBuckets:
     async def _run(
         self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int], number: int = 0
     ) -> tuple[bool, Levels]:
-        """Update both buckets to Redis's present time. Then subtract `take` (requests, tokens) if each limited bucket
-        has at least 1, or if `force` is set. Returns whether the request is admitted, and the levels after that. A
-        charge that is sent again under the same `number` is taken once. Buckets that Redis lacks begin at `known`."""
+        """Refill both buckets by Redis's clock, in one script. Then subtract `take` (requests, tokens) if each limited
+        bucket has at least 1, or in any case with `force`. Returns whether it was allowed, and the levels after that
+        (infinite without a limit).
+
+        A charge that is sent again under the same `number` is taken once; 0 means that there is no number. Buckets that
+        Redis lacks begin at `known`.
+        """
         keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
         arguments: list[float | str] = [int(force)]
         sizes = (limits.requests_per_minute, limits.tokens_per_minute)

@@ -71,9 +71,12 @@ class SharedConcurrency:
     async def hold(
         self, tenant: str, places: int, asking: Sequence[tuple[int, int]] = ()
     ) -> tuple[Sequence[bool], int]:
-        """Set this router's lease to `places` in all, whatever other routers hold. `asking` has (places, limit) for
-        each request that waits. In their order, add the places of each request that has room below its limit to the
-        lease. Returns for each request whether there was room, and the number of places that other routers hold."""
+        """Set this router's lease to `places` in all, whatever other routers hold; 0 deletes the lease. `asking` has
+        (places, limit) for each request that waits. In their order, add the places of each request that has room below
+        its limit to the lease. Expired leases of other routers are deleted.
+
+        Returns for each request whether there was room, and the number of places that other routers hold.
+        """
         arguments = [self._id, places, round(self.lease_s * 1000), *chain.from_iterable(asking)]
         others, *admitted = await self._script(keys=[f"quire:concurrent:{{{tenant}}}"], args=arguments)
         raise_if_cancelled()

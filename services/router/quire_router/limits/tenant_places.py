@@ -62,8 +62,9 @@ class TenantPlaces:
         self._changed.set()
 
     async def wait_for(self, places: int, limit: int) -> int | None:
-        """Ask for places, and wait for the decision. Returns None if the request is admitted and holds the places;
-        otherwise returns the number of places that other routers hold."""
+        """Ask for places, and wait until the task that calls Redis has decided. Returns None if the request is admitted
+        and holds the places; otherwise returns the number of places that other routers hold. A cancelled call gives up
+        its places, even if they were granted."""
         request = WaitingRequest(places, limit)
         self._waiting.append(request)
         self.asked += places
@@ -75,15 +76,17 @@ class TenantPlaces:
             raise
 
     def take_waiting(self) -> Sequence[WaitingRequest]:
-        """Return the requests that wait, in their order, for one call to Redis that also says how many places are held.
-        After this call to Redis, call `decide` or `admit_all`."""
+        """Return the requests that wait, in their order and without cancelled ones, for one call to Redis that also
+        says how many places are held. Redis counts as told from now on. After the call, call `decide` or
+        `admit_all`."""
         self._asking = [request for request in self._waiting if not request.decided.done()]
         self._waiting, self._untold = [], False
         return self._asking
 
     def decide(self, admitted: Sequence[bool], others: int) -> None:
-        """Decide about the requests that `take_waiting` returned. `admitted` has the answer of Redis for each of them,
-        and `others` is the number of places that other routers hold."""
+        """End the wait of the requests that `take_waiting` returned. `admitted` has the answer of Redis for each: an
+        admitted request holds its places; any other gets `others`, the places of other routers. If Redis has admitted a
+        request that was cancelled, Redis must be told again."""
         asking, self._asking = self._asking, []
         for request, admits in zip(asking, admitted, strict=True):
             if request.decided.done():
@@ -93,8 +96,9 @@ class TenantPlaces:
                 self._end(request, admits=admits, others=others)
 
     def admit_all(self) -> None:
-        """Decide about all requests that wait without Redis: admit each request that fits below its limit by the count
-        of this router."""
+        """Decide without Redis about all requests that wait, also about those in a call to Redis. Each request that
+        fits below its limit by the count of this router is admitted; the others are refused. Redis must be told
+        later."""
         waiting, self._asking, self._waiting = [*self._asking, *self._waiting], [], []
         for request in waiting:
             if not request.decided.done():
@@ -102,20 +106,23 @@ class TenantPlaces:
                 self.mark_untold()
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until Redis must be called, or until `timeout_s` has passed."""
+        """Wait until places have changed or a request asks for some, or until `timeout_s` has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         self._changed.clear()
 
     def _end(self, request: WaitingRequest, *, admits: bool, others: int) -> None:
+        """End the wait of a request with its decision. An admitted request holds its places from now on; a refused one
+        gets `others`."""
         self.asked -= request.places
         if admits:
             self.held += request.places
         request.decided.set_result(None if admits else others)
 
     def _abandon(self, request: WaitingRequest) -> None:
-        """Give up the places that a cancelled request holds or asks for."""
+        """Give up the places of a request whose call was cancelled: those that it asks for, or those that it was
+        granted in the meantime."""
         if request.decided.cancelled():
             self.asked -= request.places
         elif request.decided.result() is None:

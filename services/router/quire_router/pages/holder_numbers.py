@@ -15,7 +15,7 @@ class HolderNumbers:
         self._free: list[int] = []
 
     def open(self) -> int:
-        """Return a number for a new holder, which is alive now: a number that was swept, or the next one."""
+        """Return a number for a new holder, which is alive now: a number that `swept` has freed, or the next one."""
         if self._free:
             number = self._free.pop()
         else:

@@ -32,8 +32,9 @@ class HolderSets:
         return len(self._numbers) - 1
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
-        """Add and remove the holders of two bit masks in the sets of these pages, given by number. Returns the new
-        number of each page's set, and how many pages have another set."""
+        """Add and remove the holders of two bit masks in the sets of many pages. `numbers` has the number of each
+        page's present set. Returns the new number of each page's set, and how many pages have another set. Sets that no
+        page has any more are forgotten."""
         # Pages of a chain have the same holders for long stretches.
         starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
         lengths = np.diff(starts, append=len(numbers))
@@ -54,7 +55,7 @@ class HolderSets:
         return np.repeat(new[inverse], lengths), int(pages[old != new].sum())
 
     def concern(self, holders: int) -> bool:
-        """Whether some page has one of the holders in this bit mask."""
+        """Whether the set of some page contains one of the holders in this bit mask."""
         return any(mask & holders for mask in self._numbers)
 
     def check_integrity(self, values: Numbers) -> None:

@@ -115,14 +115,15 @@ class PageDirectory:
             self._short.add(holder)
 
     def remove(self, holder: int, keys: Keys) -> None:
-        """Remove pages that the holder has reported as removed, also expected ones."""
+        """Remove pages that the holder has reported as removed, from the reported pages and from the expected ones."""
         self._pages[holder] -= self.reported.remove(holder, keys)
         for index in self._expected:
             if len(index):
                 index.remove(holder, keys)
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
-        """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there."""
+        """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there. The
+        expectation ends after one to two times `expected_s`."""
         self._turn_generations(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 
@@ -137,7 +138,8 @@ class PageDirectory:
         )
 
     def sweep(self) -> Iterator[None]:
-        """Remove the pages of holders that have left, in steps. Between two steps, other code may use the directory."""
+        """Remove the pages of holders that have left from all indexes, in steps; then free the holders' numbers.
+        Between two steps, other code may use the directory."""
         dead = self._numbers.dead
         if dead:
             for index in self.indexes:
@@ -175,7 +177,8 @@ class PageDirectory:
         return search.found()
 
     def check_integrity(self) -> None:
-        """Check every index, and each holder's number of pages against the index. Raises AssertionError."""
+        """Raise AssertionError if an index is inconsistent, has pages of an unknown holder, or contradicts a holder's
+        number of pages."""
         for index in self.indexes:
             index.check_integrity()
         counted = dict.fromkeys(self._pages, 0)
@@ -186,8 +189,8 @@ class PageDirectory:
         require(counted == self._pages, "pages of holders were miscounted")
 
     def _turn_generations(self, now_s: float) -> None:
-        """When it is time, drop the older generation of expected pages and begin a new one. After a long pause, drop
-        both."""
+        """If `expected_s` has passed since the last turn, drop the older generation of expected pages and begin a new
+        one. After twice this time, drop both."""
         passed = (now_s - self._turned_s) / self._expected_s
         if passed >= 1:
             for _ in range(min(int(passed), 2)):
@@ -243,6 +246,6 @@ def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
 
 
 def _bits(mask: int, length: int) -> NDArray[np.bool_]:
-    """Convert a bit mask to an array of booleans."""
+    """Convert a bit mask to an array of `length` booleans, lowest bit first."""
     data = np.frombuffer(mask.to_bytes(-(-length // 8), "little"), np.uint8)
     return np.unpackbits(data, count=length, bitorder="little").view(np.bool_)

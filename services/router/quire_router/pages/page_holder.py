@@ -74,8 +74,8 @@ class PageHolder:
         self._pool = (b"", 0)
 
     def apply(self, update: PageUpdate) -> None:
-        """Apply a frame to the directory, and report the new state to `moved`. Raises PageGap if changes were
-        missed."""
+        """Apply a frame, a change or a part of a snapshot, to the directory, and report the new state to `moved`.
+        Raises PageGap if changes were missed."""
         if update.snapshot:
             self._apply_snapshot(update)
             return
@@ -85,8 +85,8 @@ class PageHolder:
         self._report()
 
     def restart(self) -> None:
-        """Note that the stream has ended. A snapshot that is not complete is dropped, and from now on pages may be
-        missing."""
+        """Note that the stream has ended. A snapshot that is not complete is dropped; the other pages stay, but `moved`
+        is told that some may be missing."""
         self._follows = False
         if self._coming is not None:
             self._directory.close(self._coming[2])
@@ -98,7 +98,7 @@ class PageHolder:
         self.epoch = None
 
     def forget(self) -> None:
-        """Drop all pages of the holder, and forget where its stream may resume."""
+        """Drop all pages of the holder, tell `moved` so, and forget where its stream may resume."""
         self.restart()
         self.epoch, self.sequence = None, 0
         self._pages_epoch = None
@@ -133,7 +133,8 @@ class PageHolder:
             self._take_number(number)
 
     def _store(self, number: int, update: PageUpdate) -> None:
-        """Add the frame's stored pages under `number`; remember their pool, for removals that name none."""
+        """Add the frame's stored pages to the directory under `number`; remember their pool, for removals that name
+        none."""
         for pool in update.stored:
             self._pool = (pool.namespace, pool.group)
             self._directory.add(number, page_keys(pool.namespace, pool.group, pool.hashes))

@@ -56,8 +56,8 @@ class PageIndex:
         return self._change(slots[slots >= 0], remove=1 << holder)
 
     def sweep(self, holders: int) -> Iterator[None]:
-        """Remove all holders of a bit mask from all pages, in steps. Between two steps other code may use the index,
-        but must not add pages of these holders.
+        """Remove all holders of a bit mask from all pages, in steps of 65,536 slots. Between two steps other code may
+        use the index, but must not add pages of these holders.
 
         An added page may move another page to a part that was swept already. So the sweep repeats until no page has
         these holders.

@@ -72,7 +72,8 @@ class PageStream:
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
-        Then start the timer after which the holder's pages are forgotten. Raises PageGap, grpc.RpcError, QuireError."""
+        Then start the timer of `page_grace_s`, after which the holder's pages are forgotten. The first frame of the
+        next stream stops this timer. Raises PageGap, grpc.RpcError, QuireError."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
@@ -120,7 +121,8 @@ class PageStream:
 
 
 def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
-    """Convert a frame from the wire."""
+    """Convert a frame from the wire. Stored and removed pages are grouped by namespace and group; removed pages that
+    name neither get an empty namespace."""
     removed = _by_pool(frame.removed_pages)
     if frame.removed:
         removed.append(Pool(b"", 0, frame.removed))
@@ -137,8 +139,8 @@ def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
 
 
 def _by_pool(parts: Iterable[common_pb2.StoredPages | common_pb2.RemovedPages]) -> list[Pool]:
-    """Join the pages of each namespace and group. A frame may have hundreds of chains of one page, and one change of
-    the index with all of them takes no longer than with one."""
+    """Join the pages of each namespace and group to one Pool. A frame may have hundreds of chains of one page, and one
+    change of the index with all of them takes no longer than with one."""
     hashes: dict[tuple[bytes, int], list[bytes]] = {}
     for part in parts:
         hashes.setdefault((part.namespace, part.group), []).extend(part.hashes)

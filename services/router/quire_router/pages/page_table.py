@@ -74,8 +74,9 @@ class PageTable:
         return np.where(slots >= 0, self.values[slots], np.uint32(0))
 
     def put(self, keys: Keys) -> Slots:
-        """Insert the missing ones of these distinct keys with the value 0. Returns the slot of each key; -1 if there is
-        no room."""
+        """Insert the missing ones of these distinct keys with the value 0. A key goes to its first bucket or, if that
+        is nearly full, to the emptier of its two; if both are full, another key moves. Returns the slot of each key; -1
+        if there is no room."""
         slots = self.find(keys)
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):
@@ -119,7 +120,8 @@ class PageTable:
         self.count = 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a key is not found in its own slot, or if the count is wrong."""
+        """Raise AssertionError if a key is not found in its own slot, if an empty slot has a value, or if the count is
+        wrong."""
         taken = np.flatnonzero(self._keys)
         require(len(taken) == self.count, "the table lost count")
         require(not self.values[self._keys == _EMPTY].any(), "an empty slot has a value")
@@ -127,8 +129,8 @@ class PageTable:
         require(bool(found.all()), "a key is not found, or is there twice")
 
     def _insert_by_moving(self, key: Keys) -> None:
-        """Insert one key whose buckets are full: move another key to its own other bucket. Does nothing if no key can
-        move."""
+        """Insert one key whose two buckets are full: move a key of these buckets to its own other bucket, and take its
+        slot. Does nothing if no key can move."""
         for bucket in (self._first(key), self._second(key)):
             others = self._rows[bucket[0]]
             first, second = self._first(others), self._second(others)

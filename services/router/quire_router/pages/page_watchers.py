@@ -35,8 +35,8 @@ class PageWatchers:
         self._dropped = 0
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list of a service. New endpoints are followed. The pages of endpoints that have left,
-        or have another address, are forgotten."""
+        """Follow exactly the endpoints of discovery's newest list of a service. The pages of endpoints that have left,
+        or have another address, are forgotten, and their streams cancelled."""
         wanted = {(service, endpoint.instance): endpoint.address for endpoint in endpoints}
         for key, (stream, task) in list(self._streams.items()):
             if key[0] == service and wanted.get(key) != stream.address:
@@ -51,7 +51,8 @@ class PageWatchers:
                 self._streams[key] = (stream, task)
 
     async def run(self) -> None:
-        """Sweep the directory and set its metrics, twice a second, until cancelled."""
+        """Twice a second, remove the pages of holders that have left, and set the index's metrics; until cancelled. The
+        event loop runs other tasks between the steps."""
         while True:
             await asyncio.sleep(_TICK_S)
             for _ in self._directory.sweep():
@@ -67,7 +68,7 @@ class PageWatchers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _set_metrics(self) -> None:
-        """Set the metrics of the page index."""
+        """Set the metrics of the page index: reported and expected pages, memory, holders, and pages without room."""
         directory = self._directory
         metrics.page_index_pages.labels("told").set(len(directory.reported))
         metrics.page_index_pages.labels("expected").set(directory.expected)

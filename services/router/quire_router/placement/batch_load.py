@@ -22,7 +22,8 @@ class BatchLoad:
         self._beyond = beyond_tokens
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return the cost of each row by how full its batch is."""
+        """Return the cost of each row by its load: the sequences there as a fraction of its batch. The cost grows by
+        `full_tokens` per batch, and beyond one full batch by `beyond_tokens` more."""
         load = self._table.load(rows)
         costs: Costs = self._full * load + self._beyond * np.maximum(load - 1.0, 0.0)
         return costs

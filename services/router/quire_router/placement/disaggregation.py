@@ -60,8 +60,9 @@ class Disaggregation:
         self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
-        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. Counts the
-        decision. There must be at least one row."""
+        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. One row runs
+        the whole request if few tokens are uncached, if no two rows fit together, or if two rows would not be faster.
+        There must be at least one row. Counts the decision, except where no row has one of the two roles."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)
@@ -79,7 +80,8 @@ class Disaggregation:
 
     def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
         """Return the two rows that prefill (one of `able`) and decode (one of `behind`), or None if no two rows fit
-        together. Without a policy for pairs, `whole` decodes."""
+        together. Without a policy for pairs, `whole` decodes, and the prefill side is another row with the same model
+        and page pool."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
             return policies.pairs.choose(request, able, behind)
@@ -93,8 +95,9 @@ class Disaggregation:
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
     def _split_pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
-        """Whether the second token comes sooner with the pair than with `whole`, counting the delay of other requests.
-        Pages travel during the prefill. If rates are not measured, the number of uncached tokens decides."""
+        """Whether the second token comes sooner with the pair than with `whole`, counting queues and the delay of the
+        other requests there. Pages travel during the prefill, so the longer of both times counts. If rates are not
+        measured, the number of uncached tokens must reach `threshold_tokens`."""
         table, sides = self._table, np.array([whole, pair.prefill])
         uncached = self._uncached(request, sides)
         if pair.pull_s is None or not self._options.by_rates:
@@ -105,8 +108,8 @@ class Disaggregation:
         return bool(others_s[0] + own_s[0] > others_s[1] + max(own_s[1], pair.pull_s))
 
     def _uncached(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return the tokens that each row must compute. A token that the row can load from a kvstore counts as a part
-        of a token."""
+        """Return the number of the request's tokens that each row must compute. A token that the row can load from a
+        kvstore counts as `load_cost` of a token. Without a view of pages, all tokens count."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, stored = self._view.cached(request, rows)

@@ -43,14 +43,16 @@ class LoadReservation:
         table.pending_tokens[row] += tokens
 
     def start_pull(self) -> None:
-        """Count the pulled tokens at the replica, since their pages are now being computed and pulled. Idempotent."""
+        """Add the tokens whose pages are pulled to the replica's count of pulls, since their pages are now being
+        computed and pulled. Idempotent. Does nothing if the row belongs to another replica by now."""
         if self._pulled and not self._comes and self._table.life[self.row] == self._life:
             self._comes = True
             self._pulling[self.row] += self._pulled
 
     def release(self) -> None:
-        """Remove the request's tokens from the replica's counts: it has its first token or its pages, or will never
-        have them there. Idempotent. Does nothing if the row belongs to another replica by now."""
+        """Remove the request's tokens from the replica's counts of pending and pulled tokens. If the replica has not
+        reported its load since, remove them from the tokens sent, too. The request has its first token or its pages, or
+        will never have them there. Idempotent. Does nothing if the row belongs to another replica by now."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens

@@ -49,7 +49,8 @@ class PairCost:
 
     def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
         """Return the pair that costs least, with a row of `able` that prefills and another row of `behind` that
-        decodes. Returns None if no two rows have compatible pages."""
+        decodes. Only three pairs are compared: that of the cheapest decode side, the best within one host and, if
+        neither exists, that of the cheapest prefill side. Returns None if these have no compatible pages."""
         sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]
@@ -60,8 +61,8 @@ class PairCost:
         return min((pair for pair in found if pair is not None), key=lambda pair: pair.cost, default=None)
 
     def _weigh(self, request: PlacementRequest, able: Rows, behind: Rows) -> _Sides:
-        """Return the cost of each row of `able` as a prefill side, of each row of `behind` as a decode side, and of a
-        pull of pages to each row of `behind`."""
+        """Return the costs of all prefill sides (rows of `able`), of all decode sides (rows of `behind`), and of a pull
+        of pages to each decode side. Costs are seconds where rates are measured, otherwise prompt tokens."""
         table, rates = self._table, self._table.rates(behind)
         prefill = self._prefill.costs(request, able) / or_one(table.rates(able))
         company = self._decode.costs(request, behind) / or_one(rates)
@@ -81,8 +82,8 @@ class _Sides:
     ways: Ways
 
     def with_decode(self, at: int, pick: LowestCost) -> Pair | None:
-        """Return the best pair with the decode side at position `at`, or None. `pick` chooses among prefill sides of
-        equal cost."""
+        """Return the cheapest pair with the decode side at position `at`, or None if no prefill side is compatible.
+        `pick` chooses among prefill sides of equal cost."""
         row = int(self.behind[at])
         way = np.where(self.table.are_near(self.able, row), self.ways.near[at], self.ways.far[at])
         costs = np.where(self._fit(self.able, row), self.prefill + way + self.decode[at], np.inf)
@@ -90,7 +91,7 @@ class _Sides:
         return self._pair(prefill, at, costs[prefill], way[prefill])
 
     def with_prefill(self, at: int) -> Pair | None:
-        """Return the best pair with the prefill side at position `at`, or None."""
+        """Return the cheapest pair with the prefill side at position `at`, or None if no decode side is compatible."""
         row = int(self.able[at])
         way = np.where(self.table.are_near(self.behind, row), self.ways.near, self.ways.far)
         costs = np.where(self._fit(self.behind, row), self.prefill[at] + way + self.decode, np.inf)

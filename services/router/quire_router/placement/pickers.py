@@ -18,7 +18,8 @@ class RoundRobin:
         self._last = -1
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """Return the next row after the one picked last, whatever it costs."""
+        """Return the first row with a greater number than the one picked last, or else the first row. `rows` are in
+        ascending order; costs are ignored."""
         self._last = int(rows[np.searchsorted(rows, self._last, side="right") % len(rows)])
         return self._last
 

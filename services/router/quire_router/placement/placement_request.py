@@ -41,7 +41,8 @@ class PlacementRequest:
         return self.sequence.known_len
 
     def most_hits(self, page_size: int) -> int:
-        """Return the greatest number of tokens that a cache can have: those of full pages, without the last token."""
+        """Return the greatest number of prompt tokens that a cache may supply: whole pages, never including the last
+        token."""
         return (self.tokens - 1) // page_size * page_size
 
     def chains(self, pool: PagePool) -> Sequence_[Keys]:

@@ -50,8 +50,8 @@ class PlacementService:
         metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
-        """Take discovery's newest list of schedulers or kvstores, if the policy uses pages. The fleet must have taken
-        the list before."""
+        """Follow the page events of exactly these schedulers or kvstores, discovery's newest list for `service`. Does
+        nothing if the policy does not use pages. The fleet must have taken the list before."""
         if self.wants_pages:
             self._watchers.update(service, endpoints)
 
@@ -69,8 +69,9 @@ class PlacementService:
         await self._watchers.close()
 
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
-        """Record the number under which the directory has an instance's pages now (-1: none). For a kvstore, also
-        record the life (boot id) of which the directory has every page (0: some are missing)."""
+        """Record the number under which the directory has an instance's pages now (-1: none). For a scheduler, also
+        write it to its row of the replica table. For a kvstore, record the life (boot id) of which the directory has
+        every page (0: some are missing)."""
         self._holders.pop((service, instance), None)
         if number >= 0:
             self._holders[service, instance] = number

@@ -42,13 +42,14 @@ class Placer:
         self._split = split
 
     def place(self, request: PlacementRequest, rows: Rows) -> LoadReservation:
-        """Choose one of `rows` for the whole request, reserve the request's load there, and expect its pages there.
-        There must be at least one row."""
+        """Choose one of `rows` for the whole request by the policy. Reserve the request's load there, and note in the
+        page directory that its pages will be there. There must be at least one row."""
         return self._reserve(request, self._policies.whole.choose(request, rows))
 
     def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
         """Choose one of `rows` for the whole request or, if disaggregation pays, two of them, one to decode and one to
-        prefill. Reserve load at each, and expect the pages there. There must be at least one row."""
+        prefill. Reserve load at each, and note in the page directory that the pages will be there. There must be at
+        least one row."""
         if self._split is None:
             return ReservedSides(self.place(request, rows), None)
         decode, prefill = self._split.choose(request, rows)
@@ -58,8 +59,9 @@ class Placer:
         return ReservedSides(self._reserve_pull(request, decode, near=near), self._reserve(request, prefill))
 
     def _reserve(self, request: PlacementRequest, row: int) -> LoadReservation:
-        """Reserve the load of the request's uncached prompt at a row, and expect its pages there. Adds the tokens that
-        caches should have to `expected_tokens`."""
+        """Reserve the load of the request's uncached prompt at a row, and note in the page directory that its pages
+        will be there. Adds the tokens that caches should have to `expected_tokens`. With a single replica, nothing is
+        looked up and all tokens count."""
         cached, held = 0, self._view.held(request, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
@@ -70,8 +72,9 @@ class Placer:
         return LoadReservation(self._table, row, request.weight, request.tokens - cached, held_tokens=held)
 
     def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
-        """Reserve the load of a request at the row that decodes it. Pages that come from elsewhere do not delay the
-        engine, but they delay other pulls. Expect the pages there."""
+        """Reserve the load of a request at the row that decodes it. The tokens that its device lacks count as pulled,
+        not as computed: they do not delay the engine, but they delay other pulls. Note in the page directory that the
+        pages will be there."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

@@ -55,7 +55,7 @@ class Placement:
 
     def choose(self, request: PlacementRequest, rows: Rows) -> int:
         """Apply the filters, ignoring a filter that keeps no row, and pick one of the remaining rows by their summed
-        scores. There must be at least one row."""
+        scores. A single remaining row is returned without scores. There must be at least one row."""
         for one in self._filters:
             kept = one.keep(request, rows)
             rows = kept if len(kept) else rows

@@ -33,8 +33,9 @@ class PrefixView:
         self._clock = clock
 
     def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each row, the number of tokens that its device has, and the number that a kvstore has. The last
-        token never counts. All are 0 for a sequence that reads no cache."""
+        """Return, for each row, the number of the request's leading tokens that its device has, and the number that a
+        kvstore has. The last token never counts. All are 0 for a sequence that reads no cache, and for rows whose pages
+        the router does not know."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if not request.sequence.reads_cache:
             return device, stored
@@ -48,8 +49,9 @@ class PrefixView:
         return device, stored
 
     def held(self, request: PlacementRequest, row: int) -> int | None:
-        """Return the number of leading tokens whose pages some holder has, or is expected to have. The row's kvstore
-        has no page beyond these. Returns None if the directory does not know all pages of that kvstore.
+        """Return the number of leading tokens whose pages some holder has, or is expected to have; 0 if nobody has the
+        first page. The row's kvstore has no page beyond these. Returns None if the directory does not know all pages of
+        that kvstore, if there is none, or if the sequence reads no cache.
 
         Pages of engines count too, because a page that an engine has, or will compute, may reach a kvstore before the
         kvstore's event comes.
@@ -67,8 +69,8 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """Expect the row to have the request's pages soon, since the request goes there. Pages that the row has
-        reported are left out."""
+        """Note in the directory that the row will have the request's pages soon, since the request goes there. Pages
+        that the row has reported are left out. Does nothing if the router does not know the row's pages."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)
@@ -80,7 +82,8 @@ class PrefixView:
     def _cached(
         self, request: PlacementRequest, rows: Rows, number: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Do the work of `cached` for rows of one pool, with number `number`."""
+        """Return the cached tokens of rows that belong to the pool `number`: for each row those of its device, and
+        those of the kvstore that has most. Both count full pages, without the last token."""
         size = self._table.pools[number].page_size
         depths, most = self._found(request, number).depths, request.most_hits(size)
         device: NDArray[np.int64] = np.minimum(depths[self._table.holder[rows]] * size, most)
@@ -88,7 +91,7 @@ class PrefixView:
         return device, np.full(len(rows), min(found * size, most), np.int64)
 
     def _found(self, request: PlacementRequest, number: int) -> Prefixes:
-        """Return the number of the request's pages that each holder of the pool `number` has. The directory is asked
+        """Return how many of the request's leading pages each holder of the pool `number` has. The directory is asked
         once per request. The last element is 0; a row without a holder reads it by the index -1."""
         found = request.found.get(number)
         if found is None:

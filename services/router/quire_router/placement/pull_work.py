@@ -37,8 +37,9 @@ class PullWork:
         self._pull_cost = pull_cost
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
-        """Return, for each row, the time of a pull of the request's missing pages, including the pulls before it. The
-        unit is seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
+        """Return, for each row, the time of a pull of the request's missing pages, from another host and from the same
+        host, including the pulls before it. A row without measured rates is estimated by `pull_cost`. The unit is
+        seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)
@@ -55,7 +56,8 @@ class PullWork:
         return Ways(queue + own * far, queue + own * near, measured)
 
     def _tokens(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return the number of the request's tokens that the device of each row lacks."""
+        """Return the number of the request's tokens that the device of each row lacks; without a view of pages, all of
+        them."""
         if self._view is None:
             return np.full(len(rows), float(request.tokens))
         device, _stored = self._view.cached(request, rows)

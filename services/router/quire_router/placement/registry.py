@@ -28,7 +28,7 @@ _FULL_DECODE_TOKENS = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Implements PrefillWork and PullWork."""
+    """The weights of the scores. `cache` and `load` are for PrefillWork, `pull` is for PullWork."""
 
     cache: float = 4.0
     load: float = 0.5
@@ -68,7 +68,8 @@ class Policies:
 
 
 def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights) -> Policies:
-    """Make the policies of this name. Each of them has its own round-robin turns."""
+    """Make the policies of this name, one of PLACEMENTS: for whole requests, for the prefill side and, for `kv_aware`,
+    for pairs. Each of them has its own round-robin turns. Raises KeyError for an unknown name."""
     make, pairs = PLACEMENTS[name], PAIRS.get(name)
     return Policies(
         make(table, view, weights),

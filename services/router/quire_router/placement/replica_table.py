@@ -111,7 +111,8 @@ class ReplicaTable:
         return self.size - len(self._free) > 1
 
     def add(self, instance: str) -> ReplicaRow:
-        """Give a new replica a row, and store the hash of its name there."""
+        """Give a new replica a row (a free one, or a new one at the end), and store the hash of its name there. Returns
+        the handle by which the replica's owner writes the row."""
         if self._free:
             row = self._free.pop()
         else:
@@ -131,9 +132,9 @@ class ReplicaTable:
         self._free.append(row)
 
     def accepting_rows(self, model: str, digest: bytes | None, max_len: int, *, structured_output: str = "") -> Rows:
-        """Return the rows that accept a request now: for the model `model` or, with `digest`, for the model with this
-        digest and at least `max_len` tokens. `structured_output`: only rows with this capability, which the request's
-        constraint needs."""
+        """Return the rows that accept a request now. With `digest` None, they must run a model of the name `model`.
+        Otherwise they must run the model with this digest, with a context of at least `max_len` tokens.
+        `structured_output`: only rows with this capability, which the request's constraint needs; '' means any row."""
         if digest is None:
             same = self.model == self._models.get(model, -1)
         else:
@@ -162,8 +163,8 @@ class ReplicaTable:
 
     def pull_rates(self, rows: Rows) -> tuple[Figures, Figures]:
         """Return the bytes of pages per second that each row pulls from other hosts, and from its own host. A rate that
-        was not measured is the best one of its model, or follows from the row's other rate. Both are 0 if neither is
-        measured."""
+        was not measured is the best one of its model, or follows from the row's other rate. The rate within a host is
+        at least twice the other. Both are 0 if neither is measured."""
         own_far, own_near = self.pull_rate[rows], self.near_rate[rows]
         far = np.where(own_far > 0.0, own_far, self._best(self.pull_rate, rows))
         near = np.where(own_near > 0.0, own_near, self._best(self.near_rate, rows))
@@ -171,7 +172,8 @@ class ReplicaTable:
         return np.where(far > 0.0, far, near / NEAR_TIMES), near
 
     def are_near(self, rows: Rows, row: int) -> NDArray[np.bool_]:
-        """Return which of the rows have their worker on the host of `row`'s worker."""
+        """Return, for each row, whether its worker is on the host of `row`'s worker; False for all if this host is not
+        known."""
         host = int(self.host[row])
         near: NDArray[np.bool_] = self.host[rows] == (host or -1)
         return near
@@ -181,8 +183,8 @@ class ReplicaTable:
         return self.pools[pool].page_size > 0 and self.pools[pool].groups > 0
 
     def load(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the number of sequences at each row, in units of its largest batch. Waiting sequences and those that
-        were just sent are included."""
+        """Return the load of each row: its running and waiting sequences and those that this router has just sent,
+        divided by the size of its largest batch."""
         sequences: NDArray[np.float64] = (self.running[rows] + self.waiting[rows] + self.sent[rows]) / self.batch[rows]
         return sequences
 
@@ -196,7 +198,8 @@ class ReplicaTable:
         return queue
 
     def number_of(self, model: ModelInfo) -> tuple[int, int, int]:
-        """Return the numbers of the model's name, digest and page pool. A new one gets the next number."""
+        """Return the numbers by which the table names the model's name, its digest and its page pool. A new one gets
+        the next number."""
         pool = PagePool(model.pages.namespace, model.pages.page_size, len(model.pages.groups))
         if pool not in self.pools:
             self.pools.append(pool)
@@ -209,14 +212,14 @@ class ReplicaTable:
         return self._structured_outputs.setdefault(found, 1 + len(self._structured_outputs)) if found else 0
 
     def host_number(self, name_hash: int) -> int:
-        """Return the number of the host with this name hash. It is the number of the rows that have this hash, or a
-        free number."""
+        """Return the number of the host with this name hash: that of the rows that have this hash already, otherwise
+        the lowest free number from 1 on."""
         members = np.flatnonzero(self.host_hash == np.uint64(name_hash))
         return int(self.host[members[0]] if len(members) else np.setdiff1d(np.arange(1, self.size + 2), self.host)[0])
 
     def _best(self, column: Figures, rows: Rows) -> Figures:
-        """Return, for each row, the largest value of the column among rows of its model. With only one model, return a
-        single value."""
+        """Return, for each row, the largest value of the column among all rows of its model. With only one model,
+        return an array with a single value."""
         if len(self._digests) < 2:
             return np.array([column.max()])
         best = np.zeros(len(self._digests))
@@ -244,7 +247,8 @@ class ReplicaRow:
         return bool(self._table.life[self.row] != self._life)
 
     def publish(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
-        """Write whether the replica accepts requests now, its model and its role to the table."""
+        """Write whether the replica accepts requests now, its model and its role to the table. Without a model it does
+        not accept; an unknown role counts as `both`. Does nothing after `drop`."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -258,7 +262,8 @@ class ReplicaRow:
 
     def set_load(self, load: Load) -> None:
         """Write a reported load to the table. The report includes requests that were sent before, so the counts of sent
-        requests begin again at 0. A rate rises at once, and falls slowly if the reported one is lower."""
+        requests begin again at 0. A rate rises at once, and falls slowly if the reported one is lower. Does nothing
+        after `drop`."""
         table, row = self._table, self.row
         if self._void:
             return

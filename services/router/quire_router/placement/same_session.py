@@ -39,8 +39,8 @@ class SameSession:
         self._table = table
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return a cost that depends only on the session and a row's name, so it is the same in all routers. Without a
-        session, the cost is the row's load."""
+        """Return a cost from the hash of the session and the row's name (rendezvous hashing). So all routers agree on
+        the cheapest replica of a session. Without a session, the cost is the row's load."""
         if not request.session:
             return self._table.load(rows)
         seed = xxhash.xxh3_64_intdigest(request.session.encode())

@@ -46,7 +46,8 @@ class Chooser:
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
         """Choose a replica that can take the sequence and its siblings (`weight` sequences in all) now, and reserve
-        their load there. Returns None if no replica can.
+        their load there. A replica that the table names but that cannot take the sequence is skipped, and its row is
+        corrected. Returns None if no replica can.
 
         Replicas in `shunned` are left out. The replica `avoid`, and replicas whose role does not fit, are chosen only
         if there is no other.
@@ -68,7 +69,8 @@ class Chooser:
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
         """Choose a replica for one new sequence or, if that is faster, one replica to prefill it and another to decode
-        it. Reserve its load at each. Returns None if no replica can take the sequence now."""
+        it. Reserve its load at each; if one of them cannot take it now, release both and choose again. Returns None if
+        no replica can take the sequence now. Replicas in `shunned` are left out."""
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
@@ -97,9 +99,9 @@ class Chooser:
         return self._fleet.still_runs(instance, epoch)
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
-        """Return the table rows of replicas that accept the sequence and are not in `shunned`. A sequence that has
-        tokens needs exactly the model that made them. A sequence with a constraint needs a replica that can apply
-        it."""
+        """Return the table rows of replicas that accept the sequence and are not in `shunned`. A new sequence needs a
+        replica with a model of its name. A sequence that has tokens needs exactly the model that made them, with room
+        for its greatest length. A sequence with a constraint needs a replica that can apply it."""
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
         needed = "" if constraint is None else capability_for(constraint)
@@ -109,8 +111,8 @@ class Chooser:
         return rows
 
     def _fitting_rows(self, sequence: SequenceState, rows: Rows) -> Rows:
-        """Return the rows whose role fits the job: prefill for an export of KV pages, otherwise decode. Returns all
-        rows if no role fits."""
+        """Return the rows whose role fits the job. An export of KV pages goes to replicas of role `prefill`, or else to
+        those that also prefill; any other job goes to those that decode. Returns all rows if no role fits."""
         table = self._fleet.table
         if sequence.job.kv_export:
             fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]

@@ -56,7 +56,8 @@ class Fleet:
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Apply the newest list of discovery: connect new schedulers, and drop schedulers that have left or have
-        another address. Sequences of dropped schedulers move to other replicas."""
+        another address. A scheduler with another address is connected anew. Sequences of dropped schedulers move to
+        other replicas. Reports the change."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
@@ -135,14 +136,15 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_change(self, replica: Replica) -> None:
-        """Remember the model of a replica that has changed, and report the change."""
+        """Remember the model of a replica that has changed, unless the replica was dropped, and report the change."""
         if replica.model is not None and self.replicas.get(replica.instance) is replica:
             self._remember(replica.model)
         self._changed()
 
     def _remember(self, model: ModelInfo) -> None:
-        """Remember a model as a replica has reported it. The capabilities for constraints are those of all replicas
-        with this model together, because a request with a constraint goes only to replicas that can apply it."""
+        """Store a model under its name, as a replica has reported it. The capabilities for constraints are those of all
+        replicas with this model together, because a request with a constraint goes only to replicas that can apply
+        it."""
         together = structured_outputs_in(each for same in self._running(model.name) for each in same.capabilities)
         capabilities = tuple(dict.fromkeys((*model.capabilities, *together)))
         self._models[model.name] = replace(model, capabilities=capabilities)
@@ -154,7 +156,8 @@ class Fleet:
 
 
 def no_replica() -> Unavailable:
-    """Make the error for a request that no engine can take."""
+    """Make the error (Unavailable, NO_HEALTHY_REPLICA, retry after two seconds) for a request that no engine can
+    take."""
     return Unavailable(
         "NO_HEALTHY_REPLICA",
         "No engine is ready to run this request.",

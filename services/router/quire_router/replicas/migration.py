@@ -81,8 +81,13 @@ class Migration:
 
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Find another engine for a sequence whose engine was lost or has dropped it, or let the sequence wait for an
-        engine. The sequence fails if it has lost too many engines. If the sequence has all its tokens, it needs no
-        engine, and only waits for their text."""
+        engine. A hand-off's decode side comes first. The sequence fails if it has lost too many engines, or if this
+        router is closing. If the sequence has all its tokens, it needs no engine, and only waits for their text. A
+        sequence that has ended is ignored.
+
+        A refusal before any engine had admitted the sequence does not count as a lost engine. An engine that has
+        refused is not asked again for a while.
+        """
         if sequence.client.ended:
             return
         if self._closed:
@@ -111,8 +116,8 @@ class Migration:
             self._place_or_wait(sequence)
 
     def prefill_ended(self, sequence: SequenceState) -> None:
-        """Move a sequence whose prompt is computed to its decode side. If it has no decode side, submit it to any
-        replica, or let it wait. If the sequence has ended, it only waits for its text."""
+        """Move a sequence whose prompt is computed to its reserved decode side. If it has no reservation, submit it to
+        any replica, or let it wait. If the sequence has ended, it only waits for its text."""
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
@@ -121,7 +126,8 @@ class Migration:
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Note that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
-        side, but fails if it has lost too many engines."""
+        side, but fails if it has lost too many engines. A replica that has refused the reservation is not asked again
+        for a while."""
         history = self._history_of(sequence)
         history.leave_engine(failure.instance)
         log.info("decode side lost ahead of the first token", **_log_fields(sequence, failure))
@@ -143,8 +149,9 @@ class Migration:
             sequence.fail(session_lost())
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
-        """Fail the sequence if it has lost too many engines. Also fail it if no engine has run it yet and all replicas
-        are full. Returns whether the sequence has failed."""
+        """Fail the sequence if it has lost too many engines in a row without a new token. Also fail it, with the
+        failure's error, if no engine has run it yet and every replica that could take it has said that it is full.
+        Returns whether the sequence has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:
@@ -164,8 +171,9 @@ class Migration:
             history.shun(failure.instance, asyncio.get_running_loop().time())
 
     def _submit_new(self, sequence: SequenceState) -> bool:
-        """Submit a new sequence to one replica, or to a prefill side with a reservation at a decode side. Returns False
-        if no replica can take it now."""
+        """Submit a new sequence to the one replica that placement chooses. If placement chooses two, submit the
+        sequence to the prefill side, and reserve a place at the decode side. Returns False if no replica can take it
+        now."""
         sides = self._chooser.choose_sides(sequence)
         if sides is None:
             return False
@@ -187,7 +195,9 @@ class Migration:
             self._wait(sequence, history)
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
-        """Submit the sequence to a replica that can take it now. Returns False if there is no such replica."""
+        """Submit the sequence to a replica that can take it now. A new sequence may be split between a prefill and a
+        decode side. Replicas that refused it lately are left out, and the one that it left last is taken only if there
+        is no other. Returns False if there is no such replica."""
         if _may_prefill_elsewhere(sequence):
             return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
@@ -197,8 +207,8 @@ class Migration:
         return True
 
     def _submit(self, sequence: SequenceState, replica: Replica) -> None:
-        """Submit the sequence to this replica, as another attempt if it was submitted before. Records a migration if it
-        had lost an engine."""
+        """Submit the sequence to this replica; it waits no longer. If it was submitted before, this is another attempt
+        under a new handle. Records a migration if it had lost an engine."""
         history = sequence.migration_history
         self._pending.leave(sequence)
         if sequence.submitted:
@@ -208,15 +218,15 @@ class Migration:
             _record_migration(sequence, history, replica.instance)
 
     def _wait(self, sequence: SequenceState, history: MigrationHistory) -> None:
-        """Let the sequence wait for a replica, and set the timer for the next try."""
+        """Let the sequence wait for a replica, and set the timer for the next try. Its text is decoded meanwhile."""
         now_s = asyncio.get_running_loop().time()
         history.begin_wait(now_s)
         self._pending.enter(sequence)
         self._wake_at(history.next_due_s(now_s))
 
     def _serve_waiting(self) -> None:
-        """Try to place each sequence that waits. Fails those that have waited too long, and sets the timer for the next
-        try."""
+        """Try to place each sequence that waits. Fail those that have waited `--migration-wait-s` in all since their
+        last token, and set the timer for the next try."""
         self._due_s = float("inf")
         now_s = asyncio.get_running_loop().time()
         for sequence in list(self._pending.waiting.values()):
@@ -244,9 +254,9 @@ class Migration:
 
 
 def _may_prefill_elsewhere(sequence: SequenceState) -> bool:
-    """Whether one replica may prefill the sequence and another decode it. The sequence must be new, have no siblings,
-    and have more than one token to get. It must not ask for prompt logprobs, because one engine must compute the whole
-    prompt for them."""
+    """Whether one replica may prefill the sequence and another decode it. The sequence must be new, have no KV route
+    and no siblings, and have more than one token to get. It must not ask for prompt logprobs, because one engine must
+    compute the whole prompt for them."""
     spec = sequence.spec
     left = spec.stop.max_tokens - sequence.engine.tokens
     alone = sequence.job.siblings == 1

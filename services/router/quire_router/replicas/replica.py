@@ -92,8 +92,9 @@ class Replica:
         return len(self.session.sequences)
 
     def can_take(self, sequence: SequenceState) -> bool:
-        """Whether the sequence could run at this replica now. A sequence that has tokens needs exactly the model that
-        made them."""
+        """Whether the sequence could run at this replica now: the replica accepts, has the sequence's model, and can
+        apply its constraint. A sequence that has tokens needs exactly the weights that made them, and room for its
+        greatest length."""
         model = self.model
         if model is None or not self.accepts:
             return False
@@ -116,7 +117,8 @@ class Replica:
         return await self.client.ticket(transfer_id, timeout_s)
 
     async def run(self) -> None:
-        """Follow the scheduler's load and keep a session with it until cancelled; then close the channel."""
+        """Follow the scheduler's load, keep a session with it, and run the session's Detokenize stream, until
+        cancelled; then close the channel."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_load())
@@ -126,8 +128,8 @@ class Replica:
             await self.client.close()
 
     async def _watch_load(self) -> None:
-        """Follow the scheduler's load. When the load stream ends, set the phase to `unreachable`, and open the stream
-        again after a backoff."""
+        """Store each load that the scheduler reports. When the load stream ends, set the phase to `unreachable`, and
+        open the stream again after a backoff. Runs until cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -142,8 +144,8 @@ class Replica:
             await backoff.wait()
 
     async def _keep_session(self) -> None:
-        """Whenever the scheduler is ready or drains, read its model and run a session. When the session ends, log the
-        reason, and begin again after a backoff."""
+        """Whenever the scheduler is ready or drains, read its model and role and run a session. When the session ends,
+        log the reason, report that the replica has changed, and begin again after a backoff. Runs until cancelled."""
         while True:
             await self._serving.wait()
             try:
@@ -168,8 +170,8 @@ class Replica:
         self._changed()
 
     def _set_load(self, load: Load) -> None:
-        """Store a load, also in the placement table, and report the change. A ready or draining scheduler gets a
-        session."""
+        """Store a load, also in the placement table, log a change of phase, and report the change. A new epoch counts
+        as a restart of the engine. A ready or draining scheduler gets a session."""
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load

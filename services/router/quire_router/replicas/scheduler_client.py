@@ -45,8 +45,8 @@ class SchedulerClient:
         return model_from_pb(response.model), response.role
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """Return the ticket of a transfer that is open at the scheduler. Raises InvalidArgument for a ticket that
-        contradicts itself."""
+        """Return the ticket of a transfer that is open at the scheduler. Raises grpc.RpcError, and InvalidArgument for
+        a ticket that contradicts itself."""
         response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
         return ticket_from_pb(response.ticket)
 
@@ -62,7 +62,8 @@ class SchedulerClient:
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
         """Yield the scheduler's page events, with token ids. The events begin after number `after_sequence` of `epoch`.
-        If the scheduler does not have these events any more, it sends a snapshot first."""
+        If the scheduler does not have these events any more, it sends a snapshot first. The call is cancelled when the
+        generator is closed."""
         request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
         call = self.stub.WatchPages(request)
         try:
@@ -77,7 +78,7 @@ class SchedulerClient:
 
 
 def load_from_pb(message: sb.Load) -> Load:
-    """Convert a load from the wire."""
+    """Convert a load from the wire. `epoch` is None if the message has none, and `max_num_seqs` is at least 1."""
     return Load(
         message.phase,
         message.progress,

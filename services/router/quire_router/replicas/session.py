@@ -81,7 +81,8 @@ class Session:
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, sequence: SequenceState) -> None:
-        """Send a sequence to the scheduler, and open it on the Detokenize stream; only while `open`."""
+        """Make this session the holder of a sequence, queue it for the scheduler, and open it on the Detokenize stream.
+        Call only while `open`."""
         sequence.hold(self)
         sequence.placement.begin_run(self.instance, sequence.engine.tokens)
         self.sequences[sequence.handle] = sequence
@@ -100,8 +101,8 @@ class Session:
             self._abort(reservation.handle)
 
     def adopt(self, sequence: SequenceState) -> None:
-        """Give a reservation's place to the sequence, which has the reservation's handle; open it on the Detokenize
-        stream."""
+        """Turn a reservation into the sequence that has the reservation's handle: make this session its holder, and
+        open it on the Detokenize stream. Nothing is sent to the scheduler, which has the request already."""
         del self.reservations[sequence.handle]
         sequence.hold(self)
         sequence.placement.begin_run(self.instance, sequence.engine.tokens)
@@ -113,7 +114,8 @@ class Session:
         self._out.hand_over(handle, ticket, b"", give_up=False)
 
     def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
-        """Tell the scheduler which token the prefill side sampled. `give_up`: there is nothing more to pull."""
+        """Tell the scheduler which tokens (int32 bytes) the prefill side sampled. `give_up`: there is nothing more to
+        pull."""
         self._out.hand_over(handle, None, token, give_up=give_up)
 
     def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
@@ -136,7 +138,8 @@ class Session:
 
     async def run(self, model: str, opened: Callable[[], None]) -> None:
         """Open the stream, call `opened` at the scheduler's welcome, and apply its messages until it ends. `model` is
-        the name of the scheduler's model, for metrics. Raises QuireError if the stream breaks.
+        the name of the scheduler's model, for metrics. Raises QuireError if the stream breaks. It is also cut if the
+        welcome takes ten seconds, or if the scheduler is silent longer than its heartbeats allow.
 
         When the stream ends, all sequences and reservations of the session are lost. No message of this stream is
         applied later, because its call has ended and its handles are out of the tables.
@@ -189,8 +192,8 @@ class Session:
         return handle in self.sequences or handle in self.reservations
 
     def _text_ended(self, sequence: SequenceState) -> None:
-        """Abort the sequence at the scheduler: the tokenizer has found a stop string, or has failed, before the engine
-        ended."""
+        """Abort the sequence at the scheduler, if the session is open: the tokenizer has found a stop string, or has
+        failed, before the engine ended."""
         self._abort(sequence.handle)
 
     def _abort(self, handle: int) -> None:

@@ -26,8 +26,8 @@ log = get_logger(__name__)
 
 
 def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep:
-    """Convert a message of the scheduler `instance` to a step. Raises InvalidArgument for columns that contradict each
-    other."""
+    """Convert a message of the scheduler `instance` to plain values: admissions, prompt logprobs, ends, rows of new
+    tokens, failures, pulls and prefills. Raises InvalidArgument for columns that contradict each other."""
     finished = message.finished
     prefilled = message.prefilled
     return SessionStep(
@@ -67,8 +67,8 @@ def _hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTim
 
 
 def _prefills(finished: Iterable[sb.Finished], prefilled: Iterable[sb.Prefilled]) -> Iterator[tuple[int, int]]:
-    """Yield, for each request that has ended at this scheduler, the number of prompt tokens that were computed, and the
-    microseconds that this took."""
+    """Yield (prompt tokens, microseconds) for each prefill that the timings of these ended requests report: the tokens
+    that the worker computed, and the time that this took."""
     for timings in (*(one.timings for one in finished), *(one.timings for one in prefilled)):
         for timing in timings:
             if (timing.service, timing.phase) == ("worker", "prefill"):
@@ -82,7 +82,8 @@ def _pulled(message: sb.Pulled, instance: str) -> Pulled:
 
 
 def _rows(message: sb.SessionResponse) -> StepRows:
-    """Convert the columns of new tokens: as bytes, as lists, and logprobs as packed entries."""
+    """Convert the message's columns of new tokens to StepRows: handles and counts also as lists, and logprobs, if there
+    are any, as packed entries."""
     handle, count, token = message.handle, message.count, message.token
     handles, counts = i32(handle, "handle").tolist(), i32(count, "count").tolist()
     entries = _entries(message.logprobs, token, handles, counts) if message.HasField("logprobs") else []
@@ -92,8 +93,8 @@ def _rows(message: sb.SessionResponse) -> StepRows:
 def _entries(
     columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], counts: Sequence[int]
 ) -> list[tuple[int, bytes]]:
-    """Pack the logprobs of each token into an entry. Returns (handle of the sequence, entry) for each token, in the
-    order of the tokens."""
+    """Pack the logprobs of each token that has some into an entry: token id, logprob, rank and top tokens. Returns
+    (handle of the sequence, entry) for each such token, in the order of the tokens."""
     ids, ends = i32(token, "token").tolist(), list(accumulate(counts))
     tops, top_logprobs = i32(columns.top_id, "top_id").tobytes(), f32(columns.top_logprob, "top_logprob").tobytes()
     found: list[tuple[int, bytes]] = []

@@ -77,7 +77,8 @@ class SessionOutgoing:
         self._wake.set()
 
     def hand_over(self, handle: int, ticket: Ticket | None, token: bytes, *, give_up: bool) -> None:
-        """Queue the prefill side's ticket or token for a handle; see the contract."""
+        """Queue what the prefill side gives to the reservation `handle`: a ticket for its pages, or sampled tokens
+        (int32 bytes). `give_up`: there is nothing more to pull."""
         self._handovers.append((handle, ticket, token, give_up))
         self._wake.set()
 
@@ -103,7 +104,8 @@ class SessionOutgoing:
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[sb.SessionRequest]:
-        """Yield the stream's requests: a hello, then whatever is queued, until `end` is called."""
+        """Yield the stream's requests: a hello with the protocol version and the router's id, then whatever is queued,
+        until `end` is called. Waits while nothing is queued."""
         yield sb.SessionRequest(hello=sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id))
         while True:
             await self._wake.wait()
@@ -114,8 +116,9 @@ class SessionOutgoing:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
-        """Make the next message, with as many entries of each queue as one message may have. Handles that are no longer
-        in the session's tables are left out. If a submit cannot be made, only this submission fails."""
+        """Make the next message. It has up to 64 submits and about 256 KiB, then handovers if no submit is left, and
+        all aborts, renewals and releases. Handles that are no longer in the session's tables are left out. If a submit
+        cannot be made, only this submission fails."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()

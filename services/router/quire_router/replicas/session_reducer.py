@@ -53,8 +53,8 @@ class SessionReducer:
         self._count_gap = metrics.of_model(model).itl.observe
 
     def apply(self, step: SessionStep, now_ns: int) -> None:
-        """Apply one message to the sequences and reservations, and pass its rows on to the tokenizer. `now_ns` is the
-        time of its arrival."""
+        """Apply one message to the sequences and reservations, and pass its rows on to the tokenizer. Record the
+        measured speeds of prefill and of KV pulls. `now_ns` is the monotonic time of its arrival."""
         apply_events(step, self._sequences, self._reservations, self._source)
         rows = step.rows
         if rows is not None:
@@ -71,7 +71,8 @@ class SessionReducer:
 
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
         """Report all sequences and reservations as lost, because the session has ended, and empty both tables. If a
-        request may have caused an end with this `reason`, all sequences that ran at the engine become suspects."""
+        request may have caused an end with this `reason`, the sequences that the engine had admitted become suspects;
+        the others and the reservations are bystanders."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -88,8 +89,9 @@ class SessionReducer:
             reservation.lost(waited)
 
     def _apply_failures(self, failed: Sequence[Failed]) -> None:
-        """Drop the sequences and reservations that failed; fail each, or report it as lost. Sequences that failed with
-        the same code in the same message share one cause, such as a lost worker."""
+        """Drop the sequences and reservations that the scheduler has failed. If the request itself is at fault, it
+        fails; otherwise report it as lost, so that another engine takes it. Admitted sequences that failed with the
+        same code in one message share one cause, such as a lost worker."""
         ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
             if (sequence := self._sequences.get(handle)) is not None and sequence.admitted:
@@ -104,8 +106,8 @@ class SessionReducer:
                 self._fail_reservation(reservation, error)
 
     def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
-        """Release the sequence's load. If the request itself is at fault, fail the sequence; otherwise report the
-        sequence as lost."""
+        """Release the sequence's load. If the request itself is at fault, fail the sequence with this error; otherwise
+        report the sequence as lost."""
         sequence.placement.release_load()
         failure = failure_of(self._source.instance, error, admitted=sequence.admitted, outage=outage)
         if failure is None:
@@ -130,8 +132,9 @@ class SessionReducer:
             owner.pages_pulled(pulled.found)
 
     def _apply_prefill(self, prefilled: Prefilled) -> None:
-        """Drop a sequence whose prefill is done, and notify its KV route. If the engine should have decoded the
-        sequence, too, report the sequence as lost."""
+        """Drop a sequence whose prefill is done, close its text stream, release its load, and notify its KV route. If
+        the engine should have decoded the sequence, too, report it as lost instead. Ignore a sequence that is unknown
+        or has all its tokens."""
         sequence = self._sequences.get(prefilled.handle)
         if sequence is None or sequence.engine.finish:  # the Detokenize stream of this session ends the sequence
             return
@@ -151,8 +154,8 @@ def apply_events(
     reservations: Mapping[int, Reservation],
     source: TransferSource,
 ) -> None:
-    """Apply admissions, prompt logprobs and ends. Call before `apply_rows`: the last row ends a sequence, and all data
-    about its end must be there before."""
+    """Apply admissions (of sequences and reservations), prompt logprobs and the data about ends. Call before
+    `apply_rows`: the last row ends a sequence, and all data about its end must be there before."""
     for admitted in step.admitted:
         sequence = sequences.get(admitted.handle)
         if sequence is not None:
@@ -172,8 +175,10 @@ def apply_events(
 def apply_rows(
     rows: StepRows, sequences: Mapping[int, SequenceState], now_ns: int, count_gap: Callable[[float], None]
 ) -> None:
-    """Add each row's tokens to its sequence, then add each logprob entry. `count_gap` is called once per row with the
-    mean seconds between two tokens. Rows whose handles are not in `sequences` are skipped."""
+    """Add each row's tokens and finish to its sequence, then add each logprob entry. At a sequence's first row at this
+    engine, release its reserved load; if it has a KV route, tell the route of each row. `count_gap` gets the mean
+    seconds between two tokens, once per row, but not for the first token. Rows whose handles are not in `sequences` are
+    skipped."""
     token, at, find = rows.token, 0, sequences.get
     finishes = rows.finish or bytes(len(rows.handles))
     for handle, count, finish in zip(rows.handles, rows.counts, finishes, strict=True):
@@ -194,8 +199,8 @@ def apply_rows(
 
 
 def _admit(sequence: SequenceState, admitted: Admitted, source: TransferSource) -> None:
-    """Note that the engine has begun to run the sequence, and give the ticket to its KV route. The admission of an
-    earlier attempt is ignored."""
+    """Note that the engine has begun to run the sequence, with so many cached tokens, and give the ticket, if there is
+    one, to its KV route. The admission of another attempt is ignored."""
     if admitted.attempt != sequence.attempt:
         return
     sequence.engine.admit(admitted.attempt, admitted.cached_tokens)

@@ -26,8 +26,9 @@ class Admission:
         self._returned = ReturnRate()
 
     def enter(self, weight: int) -> None:
-        """Take `weight` places. Raises Unavailable while closed, InvalidArgument if `weight` exceeds the limit, and
-        Overloaded if too few places are free."""
+        """Take `weight` places, one per sequence. Raises Unavailable while admission is paused, InvalidArgument if
+        `weight` exceeds the limit, and Overloaded if too few places are free. The retry time of Overloaded follows from
+        the rate at which places were given back lately."""
         if not self.open:
             raise Unavailable(
                 "DRAINING",
@@ -53,7 +54,7 @@ class Admission:
         self._idle.clear()
 
     def leave(self, weight: int) -> None:
-        """Give `weight` places back."""
+        """Give `weight` places back. They count in the rate for retry times; the last one ends the wait of `close`."""
         self.inside -= weight
         self._returned.add(weight)
         if self.inside == 0:

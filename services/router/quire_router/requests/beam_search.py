@@ -90,16 +90,16 @@ class BeamSearch:
 
     async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
         """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, best
-        first. The search takes places until it ends, and charges tokens. Raises QuireError, also at the caller's
-        timeout."""
+        first. The search takes places until it ends, and charges tokens. Raises QuireError: Unsupported for options
+        that beam search does not honour, and DeadlineExceeded at the caller's timeout."""
         check_beams(job)
         async with within_deadline(caller, arrived_ns), self._pipeline.admitted(caller, job.weight):
             rendering = await self._pipeline.render(job, caller, arrived_ns)
             return await self._run(rendering, caller, arrived_ns)
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        """Search, within a span of its own. The caller has taken the places. At the end, the generation is closed,
-        which charges the answers' tokens."""
+        """Search, within a trace span of its own. The caller has taken the places and applies the timeout. At the end,
+        also after an error, the generation is closed, which charges the answers' tokens and records the metrics."""
         job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
         metrics.of_model(rendering.served.model.name).prompt_tokens.inc(costs.prompt_tokens)
         span = start_span("router.beams", job, caller, rendering.served)
@@ -129,8 +129,9 @@ class BeamSearch:
     async def _search(
         self, generation: SearchedGeneration, rendering: Rendering, caller: Caller, arrived_ns: int
     ) -> list[Delta]:
-        """Step the searches until no search has a live beam. Stores the result in `generation`, and returns a delta for
-        each of the best beams."""
+        """Grow the beams of all prompts step by step, one token each, until no beam is live. Stores the best beams and
+        the token counts in `generation`, with the prompts' texts for echo. Returns a delta for each of the n best beams
+        of each prompt."""
         job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         end_ids = np.array((*job.stop_token_ids, *eos), np.int32)
@@ -218,8 +219,8 @@ class BeamSearch:
 
 
 def character_offsets(pieces: Iterable[bytes], most: int) -> list[int]:
-    """Return, for each piece of a UTF-8 text, the number of whole characters up to the end of the piece, `most` at
-    most. Bytes that are not UTF-8 do not count."""
+    """Return, for each piece of a UTF-8 text, the number of whole characters from the beginning of the text to the end
+    of the piece, `most` at most. Bytes that are not UTF-8 do not count."""
     decoder, found, count = getincrementaldecoder("utf-8")("ignore"), list[int](), 0
     for piece in pieces:
         count += len(decoder.decode(piece))
@@ -228,7 +229,8 @@ def character_offsets(pieces: Iterable[bytes], most: int) -> list[int]:
 
 
 def check_beams(job: GenerateJob) -> None:
-    """Raise Unsupported, naming the field, for a job with options that beam search does not honour."""
+    """Raise Unsupported, naming the field, for a job with options that beam search does not honour, or with an n above
+    half of the most logprobs."""
     asked = {
         **_controls_of(job),
         "stop": job.text.stop,

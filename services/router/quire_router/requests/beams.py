@@ -62,7 +62,8 @@ class Search:
     def grow(self, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: NDArray[np.int32]) -> None:
         """Grow the live beams by one token. `entries` has, for each live beam, the alternatives of its next token. The
         `job.n` likeliest continuations become the live beams. Continuations that end in one of `end_ids` move to
-        `ended` instead. No beam stays live after the last token, or when no live beam can become one of the n best."""
+        `ended`, which keeps the n best. After the last token, all live beams move there. No beam stays live when none
+        can become one of the n best."""
         self.left -= 1
         candidates = _Candidates(self.live, entries, job.sampling.logprobs)
         stops = np.isin(candidates.ids, end_ids)
@@ -115,6 +116,8 @@ class _Candidates:
         return [self._longer(place, stopped=stopped) for place in places[order].tolist()]
 
     def _longer(self, place: int, *, stopped: bool) -> Beam:
+        """Make the beam that a candidate yields: the beam before it, one token longer, with the new sum of logprobs.
+        The new beam has the token's logprob entry if the client asks for logprobs."""
         number = int(self._numbers[place])
         beam = self._live[number]
         ids = np.append(beam.ids, self.ids[place])
@@ -122,7 +125,8 @@ class _Candidates:
         return Beam(ids, float(self._totals[place]), entries, stopped)
 
     def _packed(self, place: int, number: int) -> bytes:
-        """Pack the logprob entry of a beam's new token, with as many alternatives as the client asks for."""
+        """Pack the logprob entry of a beam's new token: its id, its logprob, its rank (from 1), and as many
+        alternatives as the client asks for."""
         entry, rank = self._entries[number], place - int(self._firsts[number]) + 1
         ids = np.asarray(entry.top_ids[: self._top_logprobs], np.int32).tobytes()
         logprobs = np.asarray(entry.top_logprobs[: self._top_logprobs], np.float32).tobytes()

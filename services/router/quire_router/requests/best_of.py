@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 async def whole_answers(generation: Generation) -> list[Delta]:
-    """Wait for the end of a job that is not streamed. Returns one delta for each of the n best answers of each prompt.
-    Raises the QuireError that ended the job."""
+    """Wait for the end of a job that is not streamed, so that each sequence has one delta. Returns the deltas of the n
+    best answers of each prompt, numbered anew. Raises the QuireError that ended the job."""
     deltas: dict[int, Delta] = {}
     while generation.running:
         for delta in await generation.next_deltas():

@@ -78,6 +78,8 @@ class Catalog:
         )
 
     def _all(self) -> list[ServedModel]:
+        """Return each public name with its model: the operator's names, all for the first model, or each model under
+        its own name. Empty until an engine has reported a model."""
         models = self._models()
         if self._names and models:
             return [ServedModel(name, models[0]) for name in self._names]

@@ -33,7 +33,8 @@ def request_timeout(timeout_s: float) -> DeadlineExceeded:
 
 @contextlib.asynccontextmanager
 async def within_deadline(caller: Caller, arrived_ns: int) -> AsyncIterator[None]:
-    """Cancel the `with` block at the request's deadline. Raises DeadlineExceeded then."""
+    """Cancel the `with` block at the request's deadline, and raise DeadlineExceeded then. Without a timeout of the
+    caller, the block is not bounded."""
     timer = asyncio.timeout(time_left_s(caller, arrived_ns))
     try:
         async with timer:

@@ -40,8 +40,9 @@ class Encoder:
         self._client = client
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
-        """Tokenize all prompts of a job. Raises QuireError. Raises PROMPT_TOO_LONG if a prompt has more than
-        `max_tokens` tokens, unless the job wants its prompts truncated."""
+        """Tokenize all prompts of a job: texts by one call, each chat by a call that renders it; prompts of token ids
+        stay as they are. Raises QuireError, with PROMPT_TOO_LONG if a text or chat has more than `max_tokens` tokens,
+        unless the job wants its prompts truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -79,8 +80,8 @@ class Encoder:
         return found
 
     async def thinking(self, max_tokens: int) -> ThinkingBudget:
-        """Return the budget together with the tokens that mark the model's thinking. Raises InvalidArgument if the
-        tokenizer knows no such tokens."""
+        """Return a budget of `max_tokens` for the model's thinking, together with the tokens that mark its begin and
+        end. Raises InvalidArgument if the tokenizer knows no such tokens."""
         start, end = await self._client.thinking_marks()
         if not start or not end:
             raise InvalidArgument(
@@ -124,8 +125,8 @@ class Encoder:
             )
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
-        """Return a prompt's text, for echo. Token ids are decoded; so are the ids of a text that was truncated (`cut`).
-        Returns '' for a chat."""
+        """Return a prompt's text, for echo: a text as it came, otherwise the decoded `ids`. `cut`: the prompt was
+        truncated, so the ids of a text are decoded, too. Returns '' for a chat."""
         if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
         return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)

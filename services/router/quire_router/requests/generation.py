@@ -79,9 +79,12 @@ class Generation:
             self._deadline = loop.call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """Wait for new output and return it. The bytes of all tokens in its logprobs are in `token_bytes` then. Returns
-        nothing if the client has left meanwhile. Call only while `running`. Raises the QuireError that ended the job,
-        after the last deltas."""
+        """Wait for new output and return it, one delta per sequence that has some. Fetches the bytes of all tokens in
+        its logprobs into `token_bytes`. With streamed logprobs, waits for its share of the event loop, too. Returns
+        nothing if the client has left meanwhile.
+
+        Call only while `running`. Raises the QuireError that ended the job, after the last deltas.
+        """
         await self._delta_queue.wait()
         if self._most_tokens is not None:
             tokens = min(self._most_tokens, sum(sequence.client.waiting_tokens for sequence in self.sequences))
@@ -127,7 +130,8 @@ class Generation:
 
     def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
         """Take a delta from each sequence, and subtract the sequences that end from `running`. If logprobs are
-        streamed, the size of a delta is bounded, and a sequence that has more output is queued again."""
+        streamed, the size of a delta is bounded, and a sequence that has more output is queued again. Deltas of a
+        `prompt_only` job have no text and no tokens."""
         most = None if self._most_tokens is None or not sequences else max(1, self._most_tokens // len(sequences))
         deltas = [sequence.client.take_delta(most) for sequence in sequences]
         for sequence, delta in zip(sequences, deltas, strict=True):
@@ -139,8 +143,8 @@ class Generation:
 
     @property
     def is_large(self) -> bool:
-        """Whether the whole answer has so many values that it should be written by a thread and not in the event loop.
-        Call when all sequences have ended."""
+        """Whether the whole answer lists more than 8192 values: tokens and logprob alternatives. A thread should write
+        such an answer, not the event loop. Call when all sequences have ended."""
         sampling, wants = self.job.sampling, self.job.wants
         listed = sampling.logprobs >= 0 or wants.token_ids
         answers = self.usage().completion_tokens if listed else 0
@@ -161,12 +165,12 @@ class Generation:
         return self.sequences[0].kv.offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
-        """Return the prompt of the answer with this index."""
+        """Return the token ids of the prompt to which the answer with this index belongs."""
         return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
     def prompt_entries(self, index: int) -> Sequence[LogprobEntry | None]:
-        """Return an entry for each token of the prompt of the answer with this index; None for the first token. Call
-        when its sequence has ended."""
+        """Return a logprob entry for each token of the prompt to which the answer with this index belongs. It is None
+        for the first token, and where the engine has sent none. Call when its sequence has ended."""
         sequence = self.sequences[index // self.job.n * self.job.siblings]
         return PromptEntries(sequence.engine.prompt_entries, len(sequence.spec.prompt_ids))
 
@@ -179,17 +183,20 @@ class Generation:
         self.router_timings += timings
 
     def cancel(self, error: QuireError) -> None:
-        """Abort all sequences; `next_deltas` raises `error` after the last deltas."""
+        """Abort all sequences at their engines. The consumer still gets the output that waits; then `next_deltas`
+        raises `error`."""
         self._delta_queue.fail(error)
         self._abort()
 
     def abandon(self, error: QuireError) -> None:
-        """Abort all sequences because the client has left. Differs from `cancel` in that waiting output is dropped."""
+        """Abort all sequences because the client has left. Output that waits is dropped, and `next_deltas` raises
+        `error` next."""
         self._delta_queue.drop()
         self.cancel(error)
 
     def usage(self) -> Usage:
-        """Return the tokens used so far; each prompt counts once."""
+        """Return the tokens used so far. Prompt tokens and cached tokens count once per prompt. Completion tokens count
+        when their text has come; a `prompt_only` job has none."""
         prompts = self.sequences[:: self.job.siblings]
         return Usage(
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
@@ -199,7 +206,8 @@ class Generation:
         )
 
     def timings(self) -> list[HopTiming]:
-        """Return how long each phase of each service took: the router's own phases, then sums over all sequences."""
+        """Return how long each phase of each service took: the router's own phases first. The times of engines, KV
+        routes and detokenizing are sums over all sequences, by service, phase and instance."""
         total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
@@ -225,7 +233,8 @@ class Generation:
         ]
 
     def close(self) -> None:
-        """Abort sequences that still run, give their places back, and record metrics and the trace. Idempotent."""
+        """End the generation: abort sequences that still run, give the places back, charge the tokens, and record
+        metrics and the trace. Idempotent."""
         release, self._release = self._release, None
         if release is None:
             return
@@ -256,8 +265,8 @@ class Generation:
         return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
     def _record_end(self) -> None:
-        """Record the attempts of each sequence and, unless this is a part of a request, the request's metrics. Ends the
-        span."""
+        """Record the number of attempts of each sequence. Unless this is a part of a larger request, record the
+        request's metrics and an error that refused it. Describe the result in the trace span, and end the span."""
         for sequence in self.sequences:
             metrics.attempts.observe(sequence.attempt + 1)
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()

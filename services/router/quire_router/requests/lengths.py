@@ -36,7 +36,8 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
 
 
 def check_prompt_length(tokens: int, max_model_len: int) -> None:
-    """Raise InvalidArgument for a prompt that leaves no room for an answer."""
+    """Raise InvalidArgument (PROMPT_TOO_LONG) if the prompt's tokens leave no room for one token of an answer within
+    `max_model_len`."""
     if tokens >= max_model_len:
         raise InvalidArgument(
             "PROMPT_TOO_LONG",
@@ -48,8 +49,8 @@ def check_prompt_length(tokens: int, max_model_len: int) -> None:
 
 
 def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
-    """Raise InvalidArgument for a resumed answer that has all its tokens already, more characters than these can have,
-    or ids outside the vocabulary."""
+    """Raise InvalidArgument for a resumed answer that has `max_tokens` tokens already, has more than 1024 characters
+    per token, or has ids outside the vocabulary."""
     ids = i32(resume.output_ids, "resume.output_ids")
     if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
         raise InvalidArgument(
@@ -68,8 +69,8 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
 
 
 def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
-    """Return the last `job.truncate_to` tokens of a prompt. -1 keeps as many tokens as leave room for the answer; None
-    keeps all tokens."""
+    """Return the last `job.truncate_to` tokens of a prompt. None keeps all tokens. -1 keeps as many as leave room for
+    `max_tokens` of the answer (or its default, or one token)."""
     kept = job.truncate_to
     if kept is None:
         return ids
@@ -79,8 +80,9 @@ def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> N
 
 
 def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
-    """Return the most tokens that one answer may have. Raises InvalidArgument if max_tokens is more than the context
-    has left after the prompt, or if min_tokens is more than the result."""
+    """Return the most tokens that one answer may have: `max_tokens` or, without it, the rest of the context, bounded by
+    `default_max_tokens`. Raises InvalidArgument if max_tokens is more than the context has left after the prompt, or if
+    min_tokens is more than the result."""
     room = max_model_len - prompt_tokens
     if job.max_tokens is None:
         length = room if job.default_max_tokens is None else min(room, job.default_max_tokens)

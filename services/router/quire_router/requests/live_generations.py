@@ -105,7 +105,8 @@ class LiveGenerations:
         self._running[generation] = next(self._numbers)
 
     def leave(self, generation: Generation) -> None:
-        """Remove a generation that has ended, and count its tokens. Idempotent."""
+        """Remove a generation that has ended. Add its tokens to the sums of the replica where its first sequence ran
+        last, and keep it in `recent` while an operator watches. Idempotent."""
         number = self._running.pop(generation, None)
         if number is None:
             return
@@ -131,8 +132,8 @@ class LiveGenerations:
         return Counter(generation.caller.tenant for generation in self._running)
 
     def cancel(self, number: int, request_id: str) -> None:
-        """End a request; its client gets the output so far, and an error. Raises NotFound if no request with this
-        number and this id runs."""
+        """Abort a running request for the operator; its client gets the output so far, then the error Aborted. Raises
+        NotFound if no request with this number and this id runs in this process."""
         generation = next((one for one, its_number in self._running.items() if its_number == number), None)
         if generation is None or generation.caller.request_id != request_id:
             raise NotFound(
@@ -146,7 +147,8 @@ class LiveGenerations:
 
 
 def _seen(number: int, generation: Generation, now_ns: int, *, running: bool) -> LiveRequest:
-    """Describe a generation at `now_ns`."""
+    """Describe a generation at `now_ns`: its age, state, token counts, replicas and time line. A running one has only
+    the router's own phases, the wait and the decoding; an ended one has the timings of all services."""
     sequences, usage = generation.sequences, generation.usage()
     age_ms = (now_ns - generation.arrived_ns) / 1e6
     first_ns = min((s.engine.first_token_ns for s in sequences if s.engine.first_token_ns), default=0)
@@ -181,7 +183,8 @@ def _state(sequences: Iterable[SequenceState]) -> str:
 
 
 def _state_of(sequence: SequenceState) -> str:
-    """Return the state of one sequence."""
+    """Return the state of one sequence. FINISHING: all its tokens have come. WAITING: it has no replica. QUEUED: its
+    engine has not admitted it. Then PREFILL until its first token, and DECODING."""
     if sequence.client.ended or sequence.engine.finish:
         return FINISHING
     if isinstance(sequence.holder, PendingSequences):

@@ -216,7 +216,8 @@ class Pipeline:
         return generation
 
     async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
-        """Submit all sequences, prompt by prompt. After each _TURN_TOKENS tokens, the event loop runs other tasks."""
+        """Hash long prompts for placement, and submit all sequences, prompt by prompt, the siblings of a prompt
+        together. After each _TURN_TOKENS tokens, the event loop runs other tasks."""
         siblings, tokens = generation.job.siblings, 0
         for number, ids in enumerate(prompts):
             tokens += len(ids)
@@ -242,9 +243,12 @@ class Pipeline:
     async def _encode(
         self, job: GenerateJob, served: ServedModel, context: RequestContext, charge: Charge
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
-        """Tokenize the job's bad words and prompts, and look up the thinking marks. Charge the prompts, truncate them,
-        and check all lengths. Then compile the job's grammar. Returns the completed job, each prompt's ids, and the
-        tokenizer's time. Raises QuireError."""
+        """Complete a job: tokenize its bad words and prompts, look up the thinking marks, and compile its grammar at
+        last. Charge the prompts, truncate them, and check all lengths. Check that the model and the tokenizer can do
+        what the job asks for.
+
+        Returns the completed job, each prompt's ids, and the tokenizer's time. Raises QuireError.
+        """
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.structure is not None:
@@ -302,8 +306,13 @@ class Pipeline:
         prompts: list[NDArray[np.int32]],
         delta_queue: DeltaQueue[SequenceState],
     ) -> list[SequenceState]:
-        """Make a sequence state for each sibling of each prompt, with a handle and the seed. Only a prompt's first
-        sibling computes the prompt's logprobs. Raises InvalidArgument for lengths that do not fit."""
+        """Make a sequence state for each sibling of each prompt, with a handle, its sample index and the seed. The seed
+        is random if the job has none and samples. KV pages are shared only within a tenant, unless the router may share
+        them across keys.
+
+        Only a prompt's first sibling computes the prompt's logprobs. A resumed job continues after the client's tokens.
+        Raises InvalidArgument for lengths that do not fit.
+        """
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
         sampling, asked = job.sampling, job.sampling.prompt_logprobs
@@ -347,8 +356,8 @@ class Pipeline:
         self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
 
     async def _enter(self, caller: Caller, weight: int) -> None:
-        """Take `weight` places of the limit of the caller's key, and then of this router's own limit. Raises
-        Overloaded, Unavailable, InvalidArgument."""
+        """Take `weight` places of the limit of the caller's key, and then of this router's own limit; take none if
+        either refuses. Counts refusals in the metrics. Raises Overloaded, Unavailable, InvalidArgument."""
         limit = caller.limits.max_concurrent
         try:
             await self._concurrency.enter(caller.tenant, limit, weight)
@@ -369,8 +378,9 @@ class Pipeline:
 
 
 def _context(caller: Caller, trace: Mapping[str, str], arrived_ns: int) -> RequestContext:
-    """Make the context that goes to other services with a job's sequences: ids, deadline, priority and trace. If
-    `trace` is empty, the context has the trace headers of the caller."""
+    """Make the context that goes to other services with a job's sequences: ids, deadline, priority and trace. The
+    priority is not ahead of the highest that the key allows. If `trace` is empty, the context has the trace headers of
+    the caller."""
     return RequestContext(
         request_id=caller.request_id,
         tenant=caller.tenant,
@@ -387,7 +397,8 @@ def _nothing(*_: object) -> None:
 
 
 def check_logprobs(logprobs: int, most: int, param: str) -> None:
-    """Raise Unsupported if `logprobs` is more than the number of alternatives that this router returns."""
+    """Raise Unsupported, naming the field `param`, if `logprobs` is more than `most`, the number of alternatives that
+    this router returns."""
     if logprobs > most:
         raise Unsupported(
             "TOO_MANY_LOGPROBS",

@@ -35,6 +35,7 @@ def charged(
     paid = 0
 
     def settle(lengths: Iterable[int]) -> None:
+        """Replace all that was charged so far by the sum of these lengths, each counted as `most` tokens at most."""
         nonlocal paid
         tokens = sum(min(length, most) if most else length for length in lengths)
         if tokens != paid:
@@ -50,7 +51,8 @@ def charged(
 
 
 def _estimate(prompt: Prompt) -> int:
-    """Estimate the number of a prompt's tokens. The result is exact if the prompt consists of token ids."""
+    """Estimate the number of a prompt's tokens: one for four characters of its text, or of a chat's messages and tools.
+    The result is exact if the prompt consists of token ids."""
     if isinstance(prompt, TokenPrompt):
         return len(prompt.ids)
     if isinstance(prompt, ChatPrompt):

@@ -39,8 +39,9 @@ class Hop:
 
 
 def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: float) -> list[Hop]:
-    """Return a bar for each timing, in the order in which the bars begin. `first_token_ms` is 0 if there was no token.
-    No bar ends after `total_ms`."""
+    """Return a bar for each timing but the total, in the order in which the bars begin. The router's phases follow each
+    other. Engine phases begin after placement, the prefill after its queue; decoding and detokenizing begin with the
+    first token. `first_token_ms` is 0 if there was no token. No bar ends after `total_ms`."""
     starts: dict[tuple[str, str], float] = {}
     placed_ms = 0.0
     for key in _FIRST:

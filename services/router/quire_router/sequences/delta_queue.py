@@ -71,8 +71,8 @@ class DeltaQueue(Generic[QueuedT]):
         return ready
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
-        """Call `listener` once, in the event loop's next turn after output or an error came. So the consumer takes all
-        output of one turn together, and no task has to be woken."""
+        """Call `listener` once, in the event loop's next turn after output or an error came, also if either is there
+        already. So the consumer takes all output of one turn together, and no task has to be woken."""
         self._listener = listener
         if self._ready or self.error is not None:
             self._wake()

@@ -40,8 +40,8 @@ class Outage:
         self._ran = [(each, len(each.output_ids)) for each in ran]
 
     def most_progressed(self, suspect: Progress) -> bool:
-        """Whether at least half of the other sequences that ran there have got tokens since. True if no other sequence
-        ran there."""
+        """Whether at least half of the other sequences that ran at the failed engine have got tokens since. True if no
+        other sequence ran there."""
         others = [len(each.output_ids) > known for each, known in self._ran if each is not suspect]
         return 2 * sum(others) >= len(others)
 
@@ -71,9 +71,13 @@ class EngineFailure:
 def failure_of(
     instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None
 ) -> EngineFailure | None:
-    """Convert a scheduler's error about a sequence to a failure. Returns None if the request itself is at fault.
+    """Convert a scheduler's error about a sequence to a failure, after which another engine may take the sequence.
+    Returns None if the request itself is at fault. A refusal (draining, not ready, full) is no suspicion. A lost worker
+    makes an admitted sequence a suspect, and an internal error makes any sequence one.
+
     `admitted`: the worker had begun to run the sequence. `outage` covers all sequences that failed together; None: the
-    sequence failed alone."""
+    sequence failed alone.
+    """
     outage = outage or Outage(error.code)
     if error.code in _REFUSALS:
         return EngineFailure(_REFUSALS[error.code], instance, error, refused=True)
@@ -94,13 +98,14 @@ def failure_of(
 
 
 def not_a_prefill(instance: str) -> EngineFailure:
-    """Make the failure of an engine that ended a sequence after the prefill, though it should have decoded."""
+    """Make the failure of an engine that ended a sequence after the prefill, though it should have decoded. The
+    sequence is a suspect."""
     error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
     return EngineFailure("failed", instance, error, suspect=True)
 
 
 def session_lost() -> Unavailable:
-    """Make the error of a request whose scheduler went away."""
+    """Make the error (Unavailable, SCHEDULER_LOST, retry after a second) of a request whose scheduler went away."""
     return Unavailable(
         "SCHEDULER_LOST",
         "The engine that ran this request went away.",

@@ -86,8 +86,8 @@ class EngineProgress:
             self.last_token_ns = now_ns
 
     def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
-        """Keep a chunk of the prompt's logprobs, by position. After a preemption or a migration, positions may come
-        again with the same values."""
+        """Keep a chunk of the prompt's logprobs as packed entries, by position; `prompt_ids` are the whole prompt.
+        After a preemption or a migration, positions may come again with the same values."""
         logprobs, at = chunk.logprobs, 0
         tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
         ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
@@ -111,7 +111,7 @@ class EngineProgress:
         self.resumed = bool(self.output_ids)
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
-        """Note that an engine has begun to run this attempt."""
+        """Note that an engine has begun to run this attempt, and how many prompt tokens it found in caches."""
         self.admitted_attempt = attempt
         self._set_cached(cached_tokens)
 

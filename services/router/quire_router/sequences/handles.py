@@ -20,7 +20,8 @@ class HandleCounter:
         self._next = first
 
     def next_handle(self, *, offsets: bool) -> int:
-        """Return a new handle, whose lowest bit is `offsets`."""
+        """Return a new handle; its lowest bit says whether the sequence wants text offsets. Handles are positive int32
+        numbers that are used again only after 2^30 calls."""
         handle = self._next
         self._next = handle + 2 if handle + 2 < _LAST else 2
         return handle | 1 if offsets else handle

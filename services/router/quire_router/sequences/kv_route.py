@@ -74,7 +74,7 @@ class KvRoute(Protocol):
         """The prefill side has begun; a decode side can pull the pages with `ticket`."""
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """The prefill side has computed the prompt, and has dropped the sequence."""
+        """The prefill side has computed the prompt, and has dropped the sequence. `timings` are its phases."""
 
     def pages_pulled(self, found: PulledPages) -> None:
         """The pull of the engine that has the sequence has ended. `found` is its result; the engine does not need the

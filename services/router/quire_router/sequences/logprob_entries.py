@@ -26,7 +26,7 @@ def pack_entry(token_id: int, logprob: float, rank: int, top_ids: bytes, top_log
 
 
 def unpack_entry(packed: bytes) -> LogprobEntry:
-    """The entry that `pack_entry` packed."""
+    """Return the entry that `pack_entry` packed; its alternatives are arrays of int32 ids and float32 logprobs."""
     token_id, logprob, rank = _HEAD.unpack_from(packed)
     middle = (_HEAD.size + len(packed)) // 2
     return LogprobEntry(token_id, logprob, rank, array("i", packed[_HEAD.size : middle]), array("f", packed[middle:]))

@@ -56,8 +56,9 @@ class MigrationHistory:
         self.events: list[tuple[int, Mapping[str, str | int]]] = []
 
     def note_progress(self, known_bytes: int, wait_s: float) -> None:
-        """Forget earlier failures if tokens have come since. `known_bytes` is the length of the output ids in bytes.
-        `wait_s` is the time for which the sequence may be without an engine after this progress."""
+        """If tokens have come since the last failure, forget earlier failures and refusals, and set the time for which
+        the sequence may be without an engine to `wait_s`. `known_bytes` is the present length of the output ids in
+        bytes."""
         if known_bytes > self.known_bytes:
             self.known_bytes = known_bytes
             self.poison.clear()
@@ -70,13 +71,14 @@ class MigrationHistory:
         self.avoid = instance
 
     def lose_engine(self, reason: str) -> None:
-        """Record that the sequence has lost its engine. `reason`: a metric's label."""
+        """Record that the sequence has lost its engine, and when, unless it had none. `reason`: a metric's label."""
         self.reason = reason
         if not self.lost_ns:
             self.lost_ns = time.monotonic_ns()
 
     def find_engine(self) -> int:
-        """Record that the sequence has another engine. Returns the microseconds for which it had no engine."""
+        """Record that the sequence has another engine; this counts as a migration if it had lost one. Returns the
+        microseconds for which it had no engine."""
         us = (time.monotonic_ns() - self.lost_ns) // 1000 if self.lost_ns else 0
         self.times += bool(self.lost_ns)
         self.total_us += us
@@ -88,8 +90,8 @@ class MigrationHistory:
         self.events.append((when_ns, attributes))
 
     def shun(self, instance: str, now_s: float) -> None:
-        """Do not ask this replica for a while, because it refused the sequence. Each refusal doubles the time, up to
-        _MAX_SHUN_S."""
+        """Do not ask this replica for a while, because it refused the sequence. The first time is 0.1 s; each further
+        refusal, by any replica, doubles it, up to a second."""
         self.refusals += 1
         self.shunned[instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(self.refusals, 8))
 

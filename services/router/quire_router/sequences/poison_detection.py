@@ -58,8 +58,13 @@ class PoisonDetector:
         limit: int,
     ) -> QuireError | None:
         """Record that the sequence has lost another engine, which was in `epoch`. Returns the error that ends the
-        sequence, or None if the sequence may go to another engine. `still_runs` says whether an instance can be reached
-        and is still in a given epoch."""
+        sequence, or None if the sequence may go to another engine. Failures that are neither `suspect` nor `bystander`
+        are ignored.
+
+        The error comes after `limit` losses of the same kind after which most other sequences went on. It also comes
+        after three times as many losses of any kind. Engines that had not broken (`still_runs` says so for an instance
+        and epoch) or where the sequence only waited count apart: ten times as many are allowed.
+        """
         if not failure.suspect and not failure.bystander:
             return None
         broken = list[_Suspected]()
@@ -85,7 +90,8 @@ class PoisonDetector:
 
 
 def _too_many_attempts(attempts: int) -> Internal:
-    """Make the error for a request that has lost too many engines while it ran there."""
+    """Make the error (Internal, MIGRATION_LIMIT) for a request that has lost too many engines in a row while it ran
+    there."""
     return Internal(
         "MIGRATION_LIMIT",
         f"{attempts} engines in a row were lost while they ran this request, and none gave a token.",
@@ -94,8 +100,8 @@ def _too_many_attempts(attempts: int) -> Internal:
 
 
 def _spared_too_often(attempts: int) -> Internal:
-    """Make the error for a request whose engines were lost too often while it only waited there, or were only out of
-    reach."""
+    """Make the error (Internal, MIGRATION_LIMIT) for a request whose engines were lost too often while it only waited
+    there, or were only out of reach."""
     return Internal(
         "MIGRATION_LIMIT",
         f"{attempts} engines were lost in a row while this request waited in their queues, or were out of reach for a "

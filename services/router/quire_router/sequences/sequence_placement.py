@@ -37,7 +37,7 @@ class SequencePlacement:
         self.runs: tuple[Run, ...] = ()
 
     def begin_run(self, instance: str, tokens: int) -> None:
-        """Note that the sequence, with so many tokens, is sent to this replica."""
+        """Note that the sequence, with so many tokens, is sent to this replica. The last 16 such runs are kept."""
         self.runs = (*self.runs[1 - _MOST_RUNS :], Run(instance, tokens))
 
     def bind_model(self, digest: bytes) -> None:

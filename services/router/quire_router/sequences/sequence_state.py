@@ -180,13 +180,15 @@ class SequenceState:
         self.engine.begin_attempt()
 
     def begin_history(self, wait_s: float) -> MigrationHistory:
-        """Return the history of the sequence's migrations, which is made at the first failure."""
+        """Return the history of the sequence's migrations; make it at the first call. `wait_s` is the time for which
+        the sequence may be without an engine."""
         if self.migration_history is None:
             self.migration_history = MigrationHistory(wait_s, len(self.engine.output_ids))
         return self.migration_history
 
     def close_attempt(self) -> None:
-        """Clean up after an engine that sends nothing more; see EngineProgress.close_attempt."""
+        """Clean up after an engine that sends nothing more: forget an end by an error, and remove tokens whose logprob
+        entry has not come. If the sequence has all its tokens, it ends with the finish reason `length`."""
         self.engine.close_attempt(
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
@@ -202,7 +204,10 @@ class SequenceState:
     def add_text(self, text: str, stop_index: int, used: int, us: float = 0.0) -> bool:
         """Add the tokenizer's answer to a row: its text, and the number of the row's tokens that count (`used`). `us`
         is the tokenizer's time. `stop_index` is the index of the stop string that was found; -1: none. Queues the
-        sequence if the client is to get a delta. Returns whether the sequence has ended."""
+        sequence if the client is to get a delta.
+
+        Returns whether the sequence has ended: at a stop string, or when all rows of an ended engine are answered.
+        """
         progress, client = self.text, self.client
         progress.add_answer(len(text), used, us)
         if text:
@@ -224,8 +229,8 @@ class SequenceState:
             self.kv.route.pages_pulled(found)
 
     def fail(self, error: QuireError) -> None:
-        """End the sequence, and end its job with this error. An error about the constraint gets the name of the
-        client's field."""
+        """End the sequence and its KV route, and end its whole job with this error. An error about the constraint gets
+        the name of the client's field."""
         if error.param == CONSTRAINT_PARAM and self.job.structure is not None:
             error = naming_field(error, self.job.structure)
         self.client.end(self.engine.finish, self.engine.stop_reason)

@@ -49,7 +49,8 @@ class TextProgress:
         self._parts_end = 0
 
     def start_after(self, tokens: int, characters: int, *, with_offsets: bool) -> None:
-        """Begin after the tokens and characters that the client has from an earlier, broken stream."""
+        """Begin after the tokens and characters that the client has from an earlier, broken stream. With
+        `with_offsets`, these tokens get the offset 0 as a placeholder."""
         self.confirmed, self.chars_sent = tokens, characters
         self._parts_end = characters
         if with_offsets:
@@ -81,14 +82,16 @@ class TextProgress:
         self.offsets += offsets
 
     def add_part(self, kind: int, call: int, characters: int) -> None:
-        """Add a part of the text that the tokenizer sends now or later. `kind` is a PartKind."""
+        """Append a part of the text that the tokenizer sends now or later. `kind` is a PartKind, `call` the index of
+        the tool call (-1: none), and `characters` the part's length."""
         if self._parts is None:
             self._parts = deque()
         self._parts.append((kind, call, characters))
         self._parts_end += characters
 
     def forget_early_parts(self) -> None:
-        """Forget the parts of text that has not come. Another tokenizer will send this text again, with its parts."""
+        """Remove the parts of text that has not come yet, and cut a part that has come only partly. Another tokenizer
+        will send this text again, with its parts."""
         early = self._parts_end - self.chars_sent
         while self._parts and early > 0:
             kind, call, characters = self._parts.pop()
@@ -98,7 +101,8 @@ class TextProgress:
         self._parts_end = self.chars_sent
 
     def take_parts(self, text: str) -> list[TextPart] | None:
-        """Return the parts of this text, which goes into a delta; None if the text is not parsed."""
+        """Remove and return the parts of this text, which goes into a delta; None if the text is not parsed. Neighbours
+        of one kind and tool call are joined, and text beyond the known parts is content."""
         if self._parts is None:
             return None
         taken: list[TextPart] = []

@@ -69,14 +69,15 @@ class DetokenizeStream:
         return self._out.backlog
 
     def open(self, sequence: SequenceState) -> None:
-        """Open a sequence at the tokenizer; rows may follow. Does nothing without a stream, because the next stream
-        opens all sequences."""
+        """Queue a sequence to be opened at the tokenizer; rows may follow. Does nothing while no tokenizer is
+        connected, because the next stream opens all sequences."""
         if self._connected:
             self._out.open(sequence)
 
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
-        """Send the rows of one engine step; the columns are those of the scheduler's message. Does nothing without a
-        stream, because the sequences have the tokens."""
+        """Queue the rows of one engine step for the tokenizer. The columns are those of the scheduler's message: int32
+        handles, int32 token counts, int32 token ids, and one finish byte per row. Does nothing while no tokenizer is
+        connected, because the next stream reads the tokens from the sequences."""
         if self._connected:
             self._out.rows(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
 
@@ -86,8 +87,9 @@ class DetokenizeStream:
             self._out.close(handle)
 
     async def run(self) -> None:
-        """Run one stream after the other until cancelled, each to a tokenizer that is healthy then. If no tokenizer is
-        healthy for `--migration-wait-s`, all sequences fail."""
+        """Run one stream after the other until cancelled, each to a tokenizer that is healthy then. When a stream ends,
+        mark its tokenizer as lost and wait for a backoff. If no tokenizer is healthy for `--migration-wait-s`, all
+        sequences fail."""
         backoff = Backoff()
         while True:
             try:
@@ -108,8 +110,12 @@ class DetokenizeStream:
             await backoff.wait()
 
     async def _run_stream(self, peer: TokenizerLink, backoff: Backoff) -> str:
-        """Run one stream; return the reason for its end. All sequences are opened after the tokenizer's first answer.
-        If the tokenizer is lost, the loss counts against sequences in unanswered messages. Raises grpc.RpcError."""
+        """Run one stream to this tokenizer; return the reason for its end. All sequences are opened after the first
+        answer; each answer is applied to the sequences. The stream is cancelled if the tokenizer owes an answer and is
+        silent for `--tokenizer-timeout-s`.
+
+        If the tokenizer dies or hangs, this counts against the sequences in unanswered messages. Raises grpc.RpcError.
+        """
         out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []
         call = peer.stub.Detokenize(out.messages())
@@ -163,8 +169,9 @@ class DetokenizeStream:
                 self._fail(sequence, loses_tokenizers())
 
     def _apply(self, answer: Detokenized) -> None:
-        """Add the answered texts and offsets to the sequences, and drop the sequences that have ended. A sequence with
-        an error fails; but if the error is Unavailable, the stream goes to another tokenizer instead."""
+        """Add the answered texts, parts, counts of reasoning tokens and offsets to the sequences. Drop the sequences
+        whose text has ended; after a stop string, also report that. A sequence with an error fails; but if the error is
+        Unavailable, the stream goes to another tokenizer instead."""
         handles, stops, counts = answer.handles, answer.stops, answer.used
         texts = answer.texts
         if answer.cut or self._begun:
@@ -197,9 +204,9 @@ class DetokenizeStream:
                 self._fail(sequence, error)
 
     def _whole_texts(self, answer: Detokenized) -> list[str]:
-        """Return the texts of complete rows. If the text of a row is cut, its parts are kept until the text is
-        complete: text and tokens must be counted together, because another tokenizer may have to continue from these
-        counts."""
+        """Return the texts of the rows that are complete, in order. The last text of an answer that is cut is kept, and
+        put before the first text of the next answer. Text and tokens must be counted together, because another
+        tokenizer may have to continue from these counts."""
         texts = list(answer.texts)
         if answer.cut and len(texts) == 1:
             self._begun += texts
@@ -212,12 +219,12 @@ class DetokenizeStream:
         return texts
 
     def _fail_all(self, error: QuireError) -> None:
-        """Drop all sequences and fail each."""
+        """Drop all sequences, fail each with this error, and report that their texts have ended."""
         for handle, sequence in list(self._sequences.items()):
             del self._sequences[handle]
             self._fail(sequence, error)
 
     def _fail(self, sequence: SequenceState, error: QuireError) -> None:
-        """Fail the sequence, and report that its text has ended."""
+        """Fail the sequence, and call `text_ended`, so that its engine stops."""
         sequence.fail(error)
         self._text_ended(sequence)

@@ -13,7 +13,7 @@ MOST_LOST = 2
 
 
 def loses_tokenizers() -> Internal:
-    """Make the error for a request that has lost too many tokenizers."""
+    """Make the error (Internal, TOKENIZER_LIMIT) for a request at which two tokenizers in a row were lost."""
     return Internal(
         "TOKENIZER_LIMIT",
         f"{MOST_LOST} tokenizers in a row were lost while they worked on this request.",

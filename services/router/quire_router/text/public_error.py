@@ -11,8 +11,8 @@ log = get_logger(__name__)
 
 
 def as_public(error: QuireError) -> QuireError:
-    """Return the error itself if it has one of Quire's own codes. For a bare gRPC status, log its text, and return an
-    Unavailable without this text."""
+    """Return the error itself if it has one of Quire's own codes. For a bare gRPC status (a PEER_ code), log its text,
+    and return an Unavailable without this text, which may be retried after a second."""
     if not error.code.startswith(_PEER_PREFIX):
         return error
     log.warning("a peer failed", code=error.code, reason=error.message)

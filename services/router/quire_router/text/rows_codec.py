@@ -26,8 +26,9 @@ MoreRows = dict[int, int]
 def join_rows(
     steps: Iterable[tb.DetokenizeRequest], wanted: Container[int]
 ) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Join the rows of several steps to one row per sequence, in as few messages as possible. Rows whose handles are
-    not in `wanted` are left out. Returns the messages, and how many rows more (or fewer) each sequence has now."""
+    """Join the rows of several steps to one row per sequence, in as few messages as possible; a row that is longer than
+    a message is cut again. Rows whose handles are not in `wanted` are left out. Returns the messages, and by handle how
+    many rows more (or fewer) each sequence has now."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
@@ -42,8 +43,9 @@ def join_rows(
 
 
 def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Pack rows into messages with at most MESSAGE_BYTES of tokens. A row that does not fit is cut into several rows.
-    Returns the messages, and how many rows more each sequence has now."""
+    """Pack rows (handle, int32 token ids, finish) into messages with at most 32 KiB of tokens each. A row that does not
+    fit is cut into several rows; only the last has the finish. Returns the messages, and by handle how many rows more
+    each cut sequence has now."""
     messages: list[tb.DetokenizeRequest] = []
     more: MoreRows = {}
     taken: list[_Row] = []
@@ -66,7 +68,7 @@ def cut_rows(rows: Iterable[_Row]) -> tuple[list[tb.DetokenizeRequest], MoreRows
 
 
 def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:
-    """Yield (handle, int32 tokens, finish) of each row."""
+    """Yield (handle, token ids as int32 bytes, finish) of each row; finish is 0 if the step has no finish column."""
     handles, counts = i32(step.handle, "handle").tolist(), i32(step.count, "count").tolist()
     at = 0
     for handle, count, finish in zip(handles, counts, step.finish or bytes(len(handles)), strict=True):
@@ -75,14 +77,14 @@ def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:
 
 
 def without(step: tb.DetokenizeRequest, handles: Container[int]) -> tb.DetokenizeRequest:
-    """Return the step without the rows of these handles."""
+    """Return the step without the rows of these handles; the step itself if it has none of them."""
     if not any(handle in handles for handle in i32(step.handle, "handle").tolist()):
         return step
     return _message([row for row in rows_of(step) if row[0] not in handles])
 
 
 def _message(rows: list[_Row]) -> tb.DetokenizeRequest:
-    """Pack rows into one message."""
+    """Pack rows (handle, token ids as int32 bytes, finish) into the columns of one message."""
     return tb.DetokenizeRequest(
         handle=pack_i32([handle for handle, _, _ in rows]),
         count=pack_i32([len(ids) // 4 for _, ids, _ in rows]),

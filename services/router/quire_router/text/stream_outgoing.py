@@ -93,8 +93,9 @@ class DetokenizeOutgoing:
         return bool(self._unanswered or self._rows or self._opening)
 
     def open(self, sequence: SequenceState) -> None:
-        """Queue a sequence to be opened; `rows` may be called for the sequence from now on. The open carries the
-        confirmed tokens, and the unconfirmed tokens follow as rows. A suspect waits in a queue of its own."""
+        """Queue a sequence to be opened; `rows` may be called for the sequence from now on. The open carries the tokens
+        whose text has come, and the other tokens follow as rows. A sequence that is suspected of having killed a
+        tokenizer waits in a queue of its own, and a long history in another."""
         opening = self._opening[sequence.handle] = _Opening(sequence.handle, sequence)
         if sequence.text.strikes:
             self._suspects.append(opening)
@@ -103,8 +104,9 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def rows(self, step: tb.DetokenizeRequest) -> None:
-        """Queue one step of the engine, without the rows of sequences that are not open yet. Long rows are cut; a long
-        queue is joined."""
+        """Queue one step of the engine, without the rows of sequences that are not wholly open yet. A step of more than
+        32 KiB is cut into several. If many steps wait (more than 256, or more with many rows), they are joined to one
+        row per sequence, without sequences that have left."""
         if self._opening:
             step = without(step, self._opening)
             if not step.handle:
@@ -123,7 +125,8 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def close(self, handle: int) -> None:
-        """Queue the message that nobody wants the text of the handle any more."""
+        """Queue the message that nobody wants the text of the handle any more. An open of the handle that still waits
+        is dropped."""
         self._opening.pop(handle, None)
         self._closes.append(handle)
         self._wake.set()
@@ -158,8 +161,9 @@ class DetokenizeOutgoing:
         return found
 
     async def messages(self) -> AsyncIterator[tb.DetokenizeRequest]:
-        """Yield the stream's requests until `end` is called. The first request is empty, so that its answer shows that
-        the tokenizer works."""
+        """Yield the stream's requests until `end` is called, and wait while there is nothing to send. Each request
+        counts as unanswered until `note_answer`. The first request is empty, so that its answer shows that the
+        tokenizer works."""
         first = tb.DetokenizeRequest()
         self._unanswered.append((first, 0))
         yield first
@@ -177,7 +181,7 @@ class DetokenizeOutgoing:
                     return
 
     def _count_rows(self, more: MoreRows) -> None:
-        """Tell each sequence how many more or fewer rows it has now."""
+        """Tell each sequence of the session how many more or fewer answers to rows it must expect now."""
         for handle, count in more.items():
             sequence = self._sequences.get(handle)
             if sequence is not None:
@@ -187,9 +191,13 @@ class DetokenizeOutgoing:
         return self._opening_suspect is not None or bool(self._suspects)
 
     def _next(self) -> tb.DetokenizeRequest | None:
-        """Make the next message. Returns None if nothing is queued, or if answers must come first. A message of a
-        suspect waits until all earlier messages are answered, and later messages wait until this message is answered.
-        Opens wait while too many bytes of opens are in flight."""
+        """Make the next message: the oldest step's rows, then short opens, a part of one long open, and, if no rows are
+        left, all closes. Returns None if nothing is queued, or if answers must come first.
+
+        A message of a suspect waits until all earlier messages are answered, and later messages wait until this message
+        is answered. After it, one message of other sequences goes first. Opens wait while too many bytes of opens are
+        in flight.
+        """
         if self._suspect_in_flight:
             return None
         opens = bool(self._short or self._long) and self._opening_bytes < _MOST_OPENING_BYTES
@@ -252,8 +260,8 @@ class DetokenizeOutgoing:
 
 
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """Add the open, or a further part of the open, with as many confirmed tokens as fit into `room` bytes. Returns the
-    size of what was added, in bytes."""
+    """Add the open, or a further part of the open, with as many confirmed tokens (those whose text has come) as fit
+    into `room` bytes. The first part has the sequence's settings. Returns the size of what was added, in bytes."""
     sequence = opening.sequence
     if opening.prior_bytes < 0:
         opening.prior_bytes = 4 * sequence.text.confirmed
@@ -270,8 +278,9 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """Add a row with as many unconfirmed tokens as fit into `room` bytes. Returns the size of the tokens in bytes. Sets
-    `done` when the last token was added."""
+    """Add a row with as many of the sequence's next tokens as fit into `room` bytes; the last row carries the finish.
+    Tell the sequence how many answers it must expect. Returns the size of the tokens in bytes. Sets `done` when the
+    last token was added."""
     sequence = opening.sequence
     ids = bytes(sequence.engine.output_ids[opening.sent_bytes : opening.sent_bytes + room // 4 * 4])
     opening.sent_bytes += len(ids)
@@ -291,7 +300,8 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
-    """Make the open of a sequence, without its tokens."""
+    """Make the open of a sequence without its tokens. It has the stop strings and stop tokens, the text settings, the
+    number of characters already sent, and how to parse reasoning and tool calls."""
     text, stop = sequence.job.text, sequence.spec.stop
     parsing = None
     if text.parsing is not None:

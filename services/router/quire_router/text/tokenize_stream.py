@@ -50,8 +50,13 @@ class TokenizeStream:
         return self._open and request.ByteSize() <= MOST_BYTES
 
     async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse | None:
-        """Send the request under a new id, and return its answer. Returns None if the answer takes too long; the caller
-        may then make a unary call. Raises the QuireError in the answer, and Unavailable if the stream breaks."""
+        """Send the request under a new id, and return its answer. Returns None if the answer takes too long or the
+        stream hangs; the caller may then make a unary call. Raises the QuireError in the answer, and Unavailable if the
+        stream breaks.
+
+        A request that times out or is cancelled is also cancelled at the tokenizer. If the stream has received nothing
+        since the request began, a timeout replaces the stream.
+        """
         began_s = time.monotonic()
         out, request.id = self._out, next(self._ids)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()

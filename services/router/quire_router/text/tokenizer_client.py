@@ -37,6 +37,8 @@ async def _tool_parser_of(peer: TokenizerLink) -> str:
 
 
 def _uncompiled(structure: StructuredOutput) -> pb.Constraint:
+    """Convert the structure that a client asks for (schema, regex, grammar) to a message with its text, for the
+    tokenizer to compile."""
     return pb.Constraint(
         kind=structure.kind,
         text=structure.text,
@@ -87,8 +89,9 @@ class TokenizerClient:
     async def compile(
         self, structure: AnswerStructure, context: RequestContext, *, reasoning: bool, prompt_end: int
     ) -> tuple[Constraint, tuple[str, ...]]:
-        """Return the grammar that an answer must match, and the parts of `structure` that the grammar does not enforce.
-        `reasoning`: the answer may begin with reasoning. `prompt_end` is a quire.v1.PromptEnd."""
+        """Let a tokenizer compile the structure to a grammar. Returns the grammar that an answer must match, and the
+        parts of `structure` that the grammar does not enforce. `reasoning`: the answer may begin with reasoning.
+        `prompt_end` is the quire.v1.PromptEnd that `render` returned."""
         request = tb.CompileGrammarRequest(
             context=context_to_pb(context),
             reasoning=reasoning,
@@ -103,7 +106,8 @@ class TokenizerClient:
         return constraint_from_pb(response.constraint), tuple(response.warnings)
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids, decoded as a whole."""
+        """Return the text of token ids, decoded as a whole by a tokenizer; special tokens are left out by default.
+        Raises QuireError."""
         request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=skip_special_tokens)
         response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
         return str(response.texts[0])
@@ -118,7 +122,7 @@ class TokenizerClient:
         return await self._pool.call(_tool_parser_of)
 
     async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each id."""
+        """Return the bytes of each id, in the order of `ids`."""
         request = tb.GetTokenBytesRequest(token_ids=pack_i32(ids))
         response = await self._pool.call(lambda peer: peer.stub.GetTokenBytes(request, timeout=_TIMEOUT_S))
         return list(response.token_bytes)

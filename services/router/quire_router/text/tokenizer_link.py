@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What GetTokenizerInfo said."""
+    """The tokenizer's answer to GetTokenizerInfo."""
 
     model: str
     vocab_size: int
@@ -73,7 +73,8 @@ class TokenizerLink:
 
     def suspect(self) -> None:
         """Mark the tokenizer as lost, because a call or a stream to it failed. The router does not use this tokenizer
-        until it answers a probe."""
+        until it answers a probe; `run` begins to probe it. Logs the loss if the tokenizer was healthy, and calls
+        `changed`."""
         if self.healthy:
             log.warning("tokenizer lost", instance=self.instance)
         self.healthy = False
@@ -145,14 +146,15 @@ class TokenizerLink:
             await self._channel.close()
 
     def _begin_streaming(self) -> None:
-        """Start the standing stream, unless the stream runs already or tracing is on. Called again after each loss,
-        because a tokenizer may come back with a release that knows the stream."""
+        """Start the task of the standing stream, unless the task runs already or tracing is on. Called again after each
+        loss, because a tokenizer may come back with a release that knows the stream."""
         # With tracing, the router makes unary calls, because each call has a span of its own in the trace.
         if not tracing.enabled() and (self._streaming is None or self._streaming.done()):
             self._streaming = asyncio.create_task(self._stream.run())
 
     async def _until_lost(self) -> None:
-        """Return when `suspect` was called, or when the health service says that the tokenizer serves no more."""
+        """Return when `suspect` was called, or when the health service says that the tokenizer serves no more or does
+        not answer."""
         signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._wait_while_serving())]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)

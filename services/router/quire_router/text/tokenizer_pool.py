@@ -66,8 +66,8 @@ class TokenizerPool:
         return any(peer.healthy for peer in self.peers.values())
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Apply the newest list of discovery: connect new tokenizers, and drop tokenizers that have left or have
-        another address."""
+        """Apply the newest list of discovery: connect new tokenizers, and drop tokenizers that have left. A tokenizer
+        with another address is dropped and connected again."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
@@ -80,8 +80,8 @@ class TokenizerPool:
 
     async def pick(self, wait_s: float, *, free: bool = False) -> TokenizerLink:
         """Return a healthy tokenizer; successive calls take the tokenizers in turn. If no tokenizer is healthy, wait up
-        to `wait_s`, then raise Unavailable. With `free`, a tokenizer that is reserved for a suspect is returned only if
-        no other tokenizer becomes healthy within `wait_s`."""
+        to `wait_s`, then raise Unavailable. With `free`, a tokenizer that is reserved for the retry of a suspect call
+        is returned only if no other tokenizer becomes healthy within `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not self._healthy(free=free):
@@ -98,7 +98,8 @@ class TokenizerPool:
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
         """Run a unary call on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on another
-        tokenizer; at most three attempts are made. Raises QuireError.
+        tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, TOKENIZER_LIMIT for
+        a call that has lost two tokenizers, and NO_TOKENIZER.
 
         The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, and
         each suspect has a tokenizer to itself. So only the call that causes the losses loses a second tokenizer; this
@@ -125,8 +126,9 @@ class TokenizerPool:
 
     @contextlib.asynccontextmanager
     async def _alone_at(self, peer: TokenizerLink) -> AsyncIterator[None]:
-        """Wait until no other suspect is tried, and reserve the tokenizer. Then wait until its other calls have ended,
-        but at most `--tokenizer-timeout-s`. After that time, the suspect runs while other calls run."""
+        """While the `with` block lasts, reserve the tokenizer for one suspect call. First wait until no other suspect
+        is tried, then until the other calls at this tokenizer have ended, but at most `--tokenizer-timeout-s`. After
+        that time, the suspect runs while other calls run."""
         async with self._suspects_turn:
             self._reserved = peer
             try:
@@ -157,8 +159,9 @@ class TokenizerPool:
                 self._news.set()
 
     async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Return the tokenizer's answer. Raises _Lost if the tokenizer goes away or hangs, and QuireError if the
-        tokenizer answers with an error."""
+        """Make one call at this tokenizer and return the answer. Raises _Lost if the tokenizer goes away, drains or
+        hangs; its `worked` says whether the call may be the cause. Raises QuireError if the tokenizer answers with an
+        error."""
         connected = peer.connected
         try:
             answered, answer = await self._ask(peer, make)
@@ -176,11 +179,12 @@ class TokenizerPool:
         return cast(T, answer)
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
-        """Return whether the tokenizer answered, and its answer. A call may take any time while the tokenizer still
-        answers short calls.
+        """Return whether the tokenizer answered, and its answer. Raises the call's error. A call may take any time
+        while the tokenizer still answers short calls.
 
         After each half of `--tokenizer-timeout-s` without an answer, the pool makes a short call. If the tokenizer does
-        not answer the short call within the other half, it hangs, and the result is (False, None).
+        not answer the short call within the other half, it hangs: the call is cancelled, and the result is (False,
+        None).
         """
         half_s = self._config.tokenizer_timeout_s / 2
         call = asyncio.ensure_future(make(peer))
@@ -207,7 +211,8 @@ class TokenizerPool:
 
 
 def no_tokenizer() -> Unavailable:
-    """Make the error for a request that no tokenizer can encode or decode."""
+    """Make the error (Unavailable, NO_TOKENIZER, retry after a second) for a request that no tokenizer can encode or
+    decode."""
     return Unavailable(
         "NO_TOKENIZER", "No tokenizer answers.", "Retry after the given time; see /readyz.", retry_after_s=1.0
     )
