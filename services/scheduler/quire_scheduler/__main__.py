@@ -10,7 +10,7 @@ from quire_scheduler.server import SchedulerService
 
 
 def main() -> int:
-    """Run the service until it ends. Returns the process's exit code."""
+    """Read the flags and run the scheduler service until it ends. Returns the process's exit code."""
     return service_main(
         "scheduler",
         SchedulerConfig,

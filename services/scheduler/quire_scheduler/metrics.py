@@ -126,7 +126,7 @@ class Meter:
         self._labelled: dict[tuple[str, str], int] = {}
 
     def count(self, stats: Stats) -> None:
-        """Add to the metrics the growth of the core's counts since the last call."""
+        """Add to the metrics the growth of the core's counts since the last call, also of the counts by label."""
         for name, metric in _counts.items():
             value = getattr(stats, name)
             if value != self._seen[name]:
@@ -153,7 +153,8 @@ def name_model(model: str) -> None:
 
 
 def describe(hello: WorkerHello, *, prefix_caching: bool) -> None:
-    """Set the metrics that say what kind of engine this is."""
+    """Set the gauges that describe the engine: the KV cache's page size and number of pages, the sleep state (always
+    awake), and the LoRA adapters in use (always none)."""
     geometry = hello.model.pages
     _cache_config.clear()
     # Page 0 is never granted, as vLLM's null block; vLLM counts it.
@@ -164,8 +165,9 @@ def describe(hello: WorkerHello, *, prefix_caching: bool) -> None:
 
 
 def show(load: LoadFigures, cached_pages: int, deferred: int) -> None:
-    """Set the gauges. `cached_pages`: free pages that still hold a named prefix. `deferred`: waiting requests that wait
-    for the kvstore or another engine."""
+    """Set the gauges of running and waiting requests, pages by state, page usage and open transfers. `cached_pages`:
+    free pages that still hold a named prefix. `deferred`: waiting requests that wait for the kvstore or another
+    engine."""
     _running.set(load.running)
     _waiting.set(load.waiting)
     _waiting_by_reason.labels("deferred").set(deferred)
@@ -184,7 +186,8 @@ def show_oldest_wait(seconds: float) -> None:
 
 
 def ended(request: Request, reason: str) -> None:
-    """Count a request that has ended, and record its times."""
+    """Count a request that has ended, by the reason, and record in histograms how long each part of its life took.
+    Parts that it did not reach are left out."""
     timing = request.timing
     _finished.labels(reason).inc()
     _request_s.observe(timing.finished_s - timing.submitted_s)

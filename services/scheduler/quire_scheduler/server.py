@@ -73,7 +73,8 @@ class SchedulerService:
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:
-        """Cancel the tasks, give the kvstore's leases back and close all channels."""
+        """Cancel the tasks and wait for them, send the remaining KV events, give the kvstore's leases back and close
+        all channels."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -88,14 +89,14 @@ class SchedulerService:
             await self._kvstore.close()
 
     def _attached(self, up: bool) -> None:
-        """Say that the scheduler is ready or not, and label its metrics with the worker's model."""
+        """Set the service as serving or not and, if `up`, label its metrics with the worker's model."""
         if up:
             metrics.name_model(self._engine.model().name)
         self._set_serving(up)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Make the whole service fail if its link, clock or event pump broke. A scheduler without them would keep its
-        requests for ever."""
+        """Log the error and make the whole service fail if its link, clock or event pump broke; a cancelled task is
+        ignored. A scheduler without them would keep its requests for ever."""
         if task.cancelled():
             return
         try:

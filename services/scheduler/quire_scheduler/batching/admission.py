@@ -42,7 +42,8 @@ class Admission:
 
     def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
         """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free.
-        Returns their Starts for the next Grant. Without `may_start`, no request is started."""
+        Returns their Starts for the next Grant. Without `may_start`, no request is started. Before the starts, requests
+        that were set aside return to the queue if they may pull now."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -53,8 +54,8 @@ class Admission:
         return self._start_requests(most, now)
 
     def _most_started(self) -> int:
-        """Return how many sequences may hold a slot now: as many as the policy permits, given how many are about to
-        end, but no more than there are slots."""
+        """Return how many sequences may hold a slot now: as many as the policy permits, given how many reach their last
+        position within the lead, but no more than there are slots."""
         slots, policy, ending = self._replica.slots, self._policy, 0
         if slots.num_active:
             active = slots.active_slots()
@@ -63,8 +64,9 @@ class Admission:
         return min(policy.most_started(ending), slots.num_slots)
 
     def _make_ready(self, most: int, now: float) -> None:
-        """Take as many requests from the queue policy as slots are free, and a few more if there is a kvstore. Each is
-        looked up in the kvstore, or made READY at once if a lookup is not wanted or would find nothing."""
+        """Take as many requests from the queue policy as slots are free (at least one), and 4 more if there is a
+        kvstore. Each is looked up in the kvstore, or made READY at once if a lookup is not wanted or would find
+        nothing."""
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return
@@ -143,8 +145,9 @@ class Admission:
 
     def _pages_to_start(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
         """Return how many pages to start the request with, including those of `hit`: as many as its lead needs, or
-        fewer if pages are short, but enough for its known tokens. 0: the request cannot start now. Tells `holdings`
-        whether the head lacks pages."""
+        fewer if pages are short, but enough for its known tokens. 0: the request cannot start now. A request that is
+        started beyond the policy's `rows` needs pages for its whole lead, and the prompt tokens of such requests are
+        limited. Notes whether the head lacks pages."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
@@ -168,8 +171,9 @@ class Admission:
         return 0
 
     def _pages_left(self, held: int, free: int) -> int:
-        """Return how many pages a request that holds `held` pages may have in all, while `free` pages are free. Some
-        pages are kept back: those that running sequences need soon, and those of requests that are looked up again."""
+        """Return how many pages a request that holds `held` pages may have in all, while `free` pages are free. Pages
+        that running sequences need soon are kept back, and those of earlier requests that are looked up again. While no
+        slot is held, nothing is kept back."""
         replica, policy = self._replica, self._policy
         slots = replica.slots
         if not slots.num_active:
@@ -206,7 +210,7 @@ class Admission:
 
     def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a PULLED request, which holds pages, more pages up to `count`. The tokens whose KV was pulled count as
-        cached."""
+        cached; pages that were pulled completely are not offered to the kvstore."""
         replica, size = self._replica, self._replica.page_size
         replica.pools.give(request, count - hit.pages)
         local, came = replica.pulls.hand_over(request)
@@ -244,8 +248,9 @@ class Admission:
         )
 
     def _ceiling(self, request: Request) -> int:
-        """Return the number of positions of the request that may ever be computed here. The KV of the last token is
-        never needed."""
+        """Return the number of positions of the request that may ever be computed here: those of its prompt and
+        max_tokens, or of the longest sequence, less the last token, whose KV is never needed. A prefill-only request
+        computes only its known tokens."""
         if request.prefill_only:
             return request.known_len
         longest = request.prompt_len + request.sequence.stop.max_tokens

@@ -63,8 +63,9 @@ class Credit:
         return self._page_size * self._drawn_tokens
 
     def most_started(self, ending: int) -> int:
-        """Return the number of rows, plus as many spares as sequences may end before their successors could arrive by a
-        Grant."""
+        """Return the number of rows, plus spares: sequences that are started ahead of need. There are 1.5 times as many
+        spares as sequences end within the lead, and at least `ending` and 1/16 of the rows. The sum is at most the
+        worker's slots; if the configuration lets fewer sequences decode than the worker can, there are no spares."""
         expected = _AHEAD * self.finish_rate * self._lead.steps
         ahead = max(math.ceil(expected), ending, self._least_ahead)
         return min(self.rows + ahead, self._most_started)

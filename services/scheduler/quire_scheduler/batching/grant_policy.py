@@ -60,9 +60,9 @@ class GrantPolicy(Protocol):
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """Return the configured limits of a step, reduced to the number of tokens that the worker has room for. If that
-    reduces them, a warning is logged. If no number of tokens is configured, it is the worker's room or, if that is
-    unknown, a default for its device."""
+    """Return the limits of a step. Its tokens are the configured number, at most the worker's room (a warning is logged
+    if that is less). Without a configured number, they are the worker's room or, if that is unknown, a default for its
+    device. Prefill tokens beside decoders and the longest chunk are as configured, else the whole step."""
     room = hello.max_step_tokens
     if 0 < room < config.max_num_batched_tokens:
         log.warning("steps are smaller than configured", configured=config.max_num_batched_tokens, room=room)

@@ -51,9 +51,11 @@ class Growth:
         return bool(len(self._slot))
 
     def plan_growth(self, now: float) -> bool:
-        """Give pages to the slots that are near the end of theirs. If pages are short, take spare slots back, then give
-        each slot a shorter lead, then preempt the latest sequences. Returns False if there are too few pages for the
-        full lead; then no request may start with this Grant."""
+        """Plan new pages for all slots, if any slot has pages for less than its lead (the positions that it should be
+        able to run ahead). Each gets its lead plus some slack while enough pages are free. If pages are short, leave
+        out the slack, take back spare slots, halve all leads until the pages suffice, and last preempt the latest
+        sequences. Returns False if there are too few pages for the full lead; then no request may start with this
+        Grant."""
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
@@ -104,8 +106,8 @@ class Growth:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Allocate the `missing` pages of the active slots, lowest order key first, and charge the tenants. Returns the
-        slots that got none for lack of pages."""
+        """Allocate the `missing` pages of the active slots, lowest order key first, and charge the tenants for the
+        positions. Returns the slots that got none: the first one whose pages are not free, and all after it."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]
@@ -143,9 +145,10 @@ class Growth:
         return taken > 0
 
     def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
-        """Find a page for each starving slot, that is one without a page for its next position. Pages that are held
-        without a slot are taken back first; then the latest sequences are preempted, but never the oldest. If this
-        Grant gives a preempted sequence pages, the worker ignores them."""
+        """Make pages free for the starving slots, which have no page for their next position. Pages that are held
+        without a slot are taken back first, and free pages are given at once. Then the latest sequences are preempted
+        until enough pages are free or will be, but never the oldest. If stores are late, the preempted pages are not
+        stored. If this Grant gives a preempted sequence pages, the worker ignores them."""
         slots, pools = self._replica.slots, self._replica.pools
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()

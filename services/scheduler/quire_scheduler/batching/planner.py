@@ -26,8 +26,9 @@ class Planner:
         self._admission = Admission(replica, policy)
 
     def plan_grant(self, now: float) -> Grant | None:
-        """Plan growth, starts and moves, and return them as the next Grant. Returns None where the policy allows no
-        Grant now, or where the Grant would change nothing and is not needed for its step."""
+        """Plan growth, starts and moves, and return them with the slots to stop as the next Grant. Returns None where
+        the policy allows no Grant now, or where the Grant would change nothing and is not needed for its step. Stores
+        of pages that will be evicted soon are begun first."""
         replica, policy, growth = self._replica, self._policy, self._growth
         if not policy.may_grant():
             return None

@@ -31,7 +31,8 @@ class RecentMaximum:
         return max(self._largest, self._largest_before)
 
     def add(self, measured: int) -> None:
-        """Add a measurement."""
+        """Add a measurement. After each 32 measurements a new window begins; the maximum of the last full window is
+        kept, and that of the one before is dropped."""
         if self._measured == _WINDOW:
             self._largest_before, self._largest, self._measured = self._largest, 0, 0
         self._largest = max(self._largest, measured)

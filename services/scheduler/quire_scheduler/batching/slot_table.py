@@ -70,8 +70,9 @@ class SlotTable:
         return len(self._free)
 
     def take_slot(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
-        """Give the request a slot from Grant `seq` on, and return the slot's number. The caller has checked
-        `num_free`."""
+        """Give the request a slot from Grant `seq` on, fill the slot's columns, and return the slot's number.
+        `ceiling`: the positions that the request may ever compute; `capacity`: those that its pages cover. The caller
+        has checked `num_free`."""
         slot = self._free.pop()
         self.holder[slot] = request
         self.active[slot] = True
@@ -94,8 +95,8 @@ class SlotTable:
         self._vacate(slot)
 
     def stop(self, slot: int, seq: int) -> None:
-        """Free a slot that Grant `seq` stops. Rows of steps that applied earlier Grants still belong to its
-        sequence."""
+        """Free a slot that Grant `seq` stops. The use of the slot is remembered until `retire`, since rows of steps
+        that applied earlier Grants still belong to its sequence."""
         request = self.held(slot)
         self._former.setdefault(slot, []).append(SlotUse(request, int(self.start_seq[slot]), seq))
         self._vacate(slot)
@@ -113,8 +114,8 @@ class SlotTable:
         return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
 
     def longest_unnamed(self, least: int) -> int | None:
-        """Return the slot with the most tokens since its pages were last named, or None if it has fewer than
-        `least`."""
+        """Return the slot with the most computed tokens since its pages were last named, or None if it has fewer than
+        `least`. Slots without a token since their start do not count."""
         tokens = np.where(self.active & ~self.prefilling, self.known_len - 1 - self.named, 0)
         slot = int(tokens.argmax())
         return slot if tokens[slot] >= least else None
@@ -141,8 +142,9 @@ class SlotTable:
 
     def append_rows(self, slot: NDArray[np.int32], count: NDArray[np.int32], token: NDArray[np.int32]) -> None:
         """Append to each of the slots, which are distinct and held, its `count` tokens, 0 or more. `token` has the
-        tokens of all slots one after the other. If a slot has no room, its earlier tokens move to its request's
-        output first."""
+        tokens of all slots one after the other. If a slot has no room, its earlier tokens move to its request's output
+        first. If a slot gets more tokens than the token matrix is wide, all slots' tokens go directly to the
+        outputs."""
         full = self.tokens.full_slots(slot, count)
         for each in full.tolist():
             self.settle_output(each)

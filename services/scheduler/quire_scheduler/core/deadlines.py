@@ -19,7 +19,9 @@ class Deadlines:
         self._sweep_at = _SWEEP
 
     def watch_deadline(self, request: Request, deadline_s: float) -> None:
-        """Add the request with its deadline, in seconds of the core's clock; infinity means that it has none."""
+        """Add the request with its deadline, in seconds of the core's clock; infinity means that it has none, and
+        nothing is added. When the heap has doubled since the last cleaning, entries of finished requests are
+        removed."""
         if deadline_s < math.inf:
             heapq.heappush(self._heap, (deadline_s, request.uid, request))
             if len(self._heap) > self._sweep_at:

@@ -36,22 +36,23 @@ class ExpectedWait:
         self._page_bound = lacking
 
     def wait_s(self, context: RequestContext) -> float:
-        """Return the seconds until a request of this tenant and priority would have a slot and the worker's time; 0.0
-        before anything was measured."""
+        """Return the seconds until a request of this tenant and priority would have a slot and the worker's time: the
+        longer of the two waits. 0.0 before anything was measured."""
         ahead = self._waiting.requests_ahead(context)
         return max(self._slot_wait_s(ahead), self._prefill_wait_s(ahead))
 
     def _slot_wait_s(self, ahead: float) -> float:
         """Return the seconds until a slot is free for a request with `ahead` requests before it. By Little's law, slots
-        become free at a rate equal to the number of running sequences divided by the mean time that a sequence
-        spends in its slot."""
+        become free at the number of running sequences divided by the mean time of a sequence in its slot. As many
+        sequences run as the replica has rows, or fewer if pages are lacking."""
         started = self._slots.num_active
         running = started if self._page_bound and started else max(self._rows, started)
         to_leave = ahead + 1 - (running - started)
         return max(to_leave, 0.0) * self._rates.slot_s / running
 
     def _prefill_wait_s(self, ahead: float) -> float:
-        """Return the seconds that the worker needs for the tokens of earlier prompts that are not cached."""
+        """Return the seconds that the worker needs for the prompt tokens before the request: those still to be
+        prefilled in slots, and an average share of the tokens of the `ahead` waiting requests, without cached ones."""
         tokens = float(self._slots.waiting_tokens())
         if ahead:
             mean = self._waiting.known_tokens / max(len(self._waiting), 1)

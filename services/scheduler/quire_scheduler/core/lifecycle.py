@@ -39,16 +39,18 @@ class Lifecycle:
         self._ended = ended
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
-        """End a request whose sequence the worker has finished, and tell its session. The caller adds the row with the
-        finish reason."""
+        """End a request whose sequence the worker has finished, free its slot and pages, and give its session a
+        finished note. If it has an open transfer, the transfer ends unless a client asked for a lease. The caller adds
+        the row with the finish reason. `stop_token`: the stop token that ended the sequence, or -1."""
         self._replica.transfers.finished(request, now)
         self._leave(request, now, fence)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
         self._count(request, reason.name.lower())
 
     def prefilled(self, request: Request, now: float) -> None:
-        """End a prefill-only request that has sampled its token, and tell its session. Its pages stay for the engine
-        that pulls them, unless the request had lost its slot."""
+        """End a prefill-only request that has sampled its token, and give its session a prefilled note. Its pages stay
+        for the engine that pulls them, and their lease begins. If the request had lost its slot, its transfer fails
+        instead."""
         if request.state is State.STARTED:
             self._replica.transfers.prefilled(request, now)
         self._leave(request, now, None)
@@ -57,7 +59,8 @@ class Lifecycle:
         self._count(request, "prefilled")
 
     def abort(self, request: Request, now: float) -> None:
-        """End a request that its session no longer wants; the session gets a row with reason ABORT."""
+        """End a request that its session no longer wants. The session gets a finished note and a row with reason
+        ABORT."""
         self._leave(request, now, None)
         self._replica.outputs.aborted(request.session, self._note(request, now, -1))
         self._count(request, "abort")
@@ -73,8 +76,8 @@ class Lifecycle:
 
     def late_error(self, request: Request, error: QuireError, now: float, fence: Fence) -> None:
         """Handle the error of a step that was launched before the request left its slot. The request no longer holds
-        its pages, so the caches forget, by content, the pages that the error may have damaged. The request fails if
-        it has not ended."""
+        its pages. So pages that the error may have damaged are found by content: device pages lose their names, and the
+        kvstore's copies are quarantined. The request fails if it has not ended."""
         suspect = self._first_suspect_page(request, error)
         if suspect is not None:
             self._replica.cache.drop_suspect_content(request, suspect)
@@ -85,10 +88,11 @@ class Lifecycle:
     def preempt(
         self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
     ) -> None:
-        """Take the request's slot and pages. The request is READY again once the worker has retired the stop, so that
-        no late token can come. `spare`: the request was started ahead of need and has hardly begun. `swaps`: its
-        pages may be stored now and loaded when it resumes, if that is quicker than computing them. Without `stores`,
-        none of its pages are stored now."""
+        """Take the slot and pages of a started request, have the next Grant stop it, and suspend its transfer. The
+        request is READY again once the worker has retired the stop, so that no late token can come. `spare`: the
+        request was started ahead of need and has hardly begun; this counts as a reclaim, not as a preemption. `swaps`:
+        its pages may be stored now and loaded when it resumes, if that is quicker than computing them. Without
+        `stores`, none of its pages are stored now."""
         self._replica.transfers.suspend_transfer(request)
         swapped = self._stop_request(request, swaps=swaps, stores=stores)
         request.preempt(now, counts=not spare)
@@ -98,9 +102,10 @@ class Lifecycle:
             self._replica.stats.preempted(swapped=swapped)
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
-        """Handle a slot that the worker ended because it lost the slot's pages. The request is READY again, or fails if
-        that has happened too often. If the request waited for pages that another request was to fill, the loss does
-        not count against it and no page is suspect."""
+        """Handle a slot that the worker ended because it lost the slot's pages. A STARTED request leaves the slot and
+        is READY again at once; its transfer is suspended, and the caches forget its pages. The fourth such loss fails
+        the request with Internal. If the request waited for pages that another request was to fill, the loss does not
+        count against it and no page is suspect."""
         awaited = self._replica.cache.awaits(request)
         self._replica.stats.lost_pages()
         if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:
@@ -115,7 +120,8 @@ class Lifecycle:
 
     def ambiguous_error(self, request: Request, error: QuireError, now: float) -> None:
         """Handle an error that either refuses this request's start or belongs to the slot's former sequence; the worker
-        does not say which. The request is preempted and tried again, or fails after too many such errors."""
+        does not say which. The request is preempted and tried again. The fourth such error fails it, where PAGES_LOST
+        errors are not counted."""
         # A request that waits for pages of another loses them through no fault of its own.
         if error.code != PAGES_LOST and request.count_ambiguous_error() > _MOST_AMBIGUOUS_ERRORS:
             self.fail(request, error, now)
@@ -132,9 +138,10 @@ class Lifecycle:
                 self._replica.cache.forget(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
-        """Remove the request from its slot or queue, and drop all records of it. With a `fence`, the worker has ended
-        the slot by itself, and the pages from index `suspect` on may be wrong. Without one, the next Grant stops the
-        slot."""
+        """Remove the request from its slot or queue, set it to FINISHED, and drop all records of it; transfers still
+        open for it fail. With a `fence`, the worker has ended the slot by itself, and the pages from index `suspect` on
+        may be wrong. Without one, the next Grant stops the slot. The cache's record is kept while late steps may be
+        reported. The session is not told here."""
         replica, late_steps = self._replica, request.state is State.PREEMPTED
         match request.state:
             case State.STARTED:
@@ -165,9 +172,9 @@ class Lifecycle:
             self._ended(request, reason, code)
 
     def _stop_request(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
-        """Have the next Grant stop a started request, and take its slot and pages. Without `stores`, none of its pages
-        are stored now. Returns whether the pages were swapped, which `swaps` permits: stored now, and loaded when
-        the request resumes."""
+        """Have the next Grant stop a started request, and take its slot and pages, which may be reused when that Grant
+        has retired. Without `stores`, or before the first token of the run, none of its pages are stored now. Returns
+        whether the pages were swapped, which `swaps` permits: stored now, and loaded when the request resumes."""
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
         # Before the request has sampled a token, nobody knows whether its pages are sound.
@@ -182,8 +189,10 @@ class Lifecycle:
         return swapped
 
     def _free_ended_slot(self, request: Request, fence: Fence, suspect: int | None) -> None:
-        """Free the slot of a request that the worker has ended. Its pages may be reused after `fence`. The content of
-        pages from index `suspect` on may be wrong, so the caches forget them; None: all pages are sound."""
+        """Free the slot of a request that the worker has ended. Its pages may be reused after `fence`. Pages from index
+        `suspect` on may have wrong content: they lose their names, and the kvstore's copies are quarantined. None: all
+        pages are sound, and full ones are named. They are offered to the kvstore too, if the run has sampled a
+        token."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)
@@ -209,7 +218,8 @@ class Lifecycle:
         return max(self._replica.cache.ready_pages(request), ready)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
-        """Record the time of the request's end, and return the note for its session."""
+        """Record the time of the request's end, and return the finished note for its session: token counts, the stop
+        token (or -1) and the times by phase."""
         request.timing.finished(now)
         return FinishedNote(
             request.handle,

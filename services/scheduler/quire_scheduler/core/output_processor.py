@@ -43,8 +43,9 @@ class OutputProcessor:
         self._completed = -1
 
     def update_from_report(self, report: Report, now: float) -> None:
-        """Apply the Report: ended moves, prefill progress, new tokens, ended sequences and statistics. Stops are
-        retired last, because the Grant that a step had applied decides to which request a late row belongs."""
+        """Apply the Report in this order: ended moves, page fences, prefill progress, prompt logprobs, rows of tokens
+        and errors, full pages for the kvstore, retired stops, statistics. Stops are retired after the rows, because the
+        Grant that a step had applied decides to which request a late row belongs."""
         replica, steps = self._replica, report.steps
         if steps:
             self._completed = max(self._completed, report.first_step + steps - 1)
@@ -72,7 +73,8 @@ class OutputProcessor:
             replica.rates.idle()
 
     def _settle_moves(self, report: Report, now: float) -> None:
-        """Settle the moves that have ended, and measure how fast their pages were carried."""
+        """Settle the moves that have ended: their owners are told and their pages released. Then update the measured
+        speeds of stores, loads and pulls."""
         failed = report.moved_status.astype(np.bool_).tolist()
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), report.moved_us.tolist())
         for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
@@ -80,8 +82,8 @@ class OutputProcessor:
             self._replica.pulls.measured(carried, now)
 
     def _update_prefill(self, report: Report) -> None:
-        """Record how far the prefill of each slot has come, and name the pages that are now full. An entry that may
-        belong to the slot's former sequence is skipped."""
+        """Record how far the prefill of each slot has come, and name the pages that are now full. An entry is skipped
+        if its slot is free or does not exist, or if it may belong to the slot's former sequence."""
         slots = self._replica.slots
         first = int(report.step_applied[0]) if report.steps else 0
         for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
@@ -93,8 +95,8 @@ class OutputProcessor:
             self._replica.cache.computed(request, position)
 
     def _name_full_pages(self) -> None:
-        """Name the full pages of the sequence with the most unnamed ones, and offer them to the kvstore, if there are
-        enough for a move. One sequence per Report is handled, so that each move carries more pages."""
+        """Name the full pages of the running sequence that has the most unnamed ones, and offer them to the kvstore.
+        Nothing happens below 8 pages. One sequence per Report is handled, so that each move carries more pages."""
         slots, cache = self._replica.slots, self._replica.cache
         slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
         if slot is None:
@@ -107,8 +109,9 @@ class OutputProcessor:
         self._replica.kv.offload.store_new_pages(request)
 
     def _prompt_logprobs(self, report: Report) -> None:
-        """Give each chunk of prompt logprobs to the request that held its slot when the chunk was computed. All
-        prefills of a Report ran under one Grant. Raises Internal for a slot that does not exist."""
+        """Add each chunk of prompt logprobs to the outputs of the request that held its slot when the chunk was
+        computed; chunks of ended requests are dropped. All prefills of a Report ran under one Grant. Raises Internal
+        for a slot that does not exist."""
         slots = self._replica.slots
         for chunk in report.prompt_logprobs:
             if not 0 <= chunk.owner < slots.num_slots:
@@ -118,9 +121,10 @@ class OutputProcessor:
                 self._replica.outputs.prompt_logprobs(request.session, replace(chunk, owner=request.handle))
 
     def _update_rows(self, report: Report, fence: Fence, now: float) -> None:
-        """Give the Report's tokens to their requests, end the sequences that finished or failed, and pass the rows to
-        the sessions. Rows of requests that had ended already are left out. Raises Internal for a slot that does not
-        exist."""
+        """Append the Report's tokens to their requests (late rows to those that held the slot before), and handle first
+        tokens. Then end the requests that finished, failed or were only to be prefilled, handle errors without a row,
+        and pass the rows to the sessions. Rows of ended requests, rows of errors, and rows without token or end are
+        left out. Raises Internal for a slot that does not exist."""
         slots = self._replica.slots
         slot, finish = report.slot, report.finish
         if int(slot.view(np.uint32).max()) >= slots.num_slots:
@@ -180,8 +184,8 @@ class OutputProcessor:
         return heads
 
     def _append_rows(self, report: Report, present: NDArray[np.bool_]) -> None:
-        """Append, step by step, the tokens of the rows that belong to their slots' `present` holders. A row may have
-        any number of tokens."""
+        """Append, step by step, the tokens of the rows that belong to their slots' `present` holders; other rows are
+        skipped. A row may have any number of tokens."""
         slots, ends, at, first = self._replica.slots, report.count.cumsum(), 0, 0
         every = bool(present.all())
         for rows in report.step_rows.tolist():
@@ -198,8 +202,8 @@ class OutputProcessor:
             at, first = at + rows, last
 
     def _append_late(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
-        """Append the tokens of late rows to the outputs of their requests (`owners`, by row index), and write the
-        sessions and handles of these requests into `rows`."""
+        """Append the tokens of late rows to the outputs of their requests (`owners`, by row index), unless these have
+        ended. Write the sessions and handles of these requests into `rows`. All tokens of late rows are counted."""
         ends = report.count.cumsum()
         for index, request in owners.items():
             count, end = int(report.count[index]), int(ends[index])
@@ -225,8 +229,8 @@ class OutputProcessor:
             replica.kv.offload.store_new_pages(request, least=1)
 
     def _end_prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
-        """End the prefill-only requests that have sampled their token. Requests in the slots `heads` still held their
-        slots at that time. Requests in `late` had lost theirs."""
+        """End those of these requests that are prefill-only, have sampled their token and have not ended. Requests in
+        the slots `heads` still held their slots at that time. Requests in `late` had lost theirs."""
         holder = self._replica.slots.holder
         drawn = [request for slot in heads if (request := holder[slot])]
         drawn += [request for request in late if request and request.known_len > request.sequence.known_len]
@@ -237,8 +241,9 @@ class OutputProcessor:
     def _end_finished(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float
     ) -> list[int]:
-        """End the requests whose rows carry a finish reason or an error, then handle the errors of slots without a row.
-        Returns the indices of the rows that no session may see."""
+        """End the requests whose rows carry a finish reason, handle the errors of rows that carry an error, then handle
+        the errors of slots without a row. Returns the indices of the rows that no session may see: those with an error,
+        and those of requests that had ended already."""
         errors, drop = list(report.error), []
         ends = report.count.cumsum()
         ended = report.finish.nonzero()[0]
@@ -267,7 +272,8 @@ class OutputProcessor:
 
     def _handle_errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
         """Handle errors of slots without a row: the worker refused a start, or a waiting sequence will not get its
-        pages. If the error may belong to the slot's former sequence, the present one is preempted and tried again."""
+        pages. An error of a slot without a holder is ignored. If the error may belong to the slot's former sequence,
+        the present one is preempted and tried again."""
         slots = self._replica.slots
         for slot, error in errors:
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
@@ -282,8 +288,9 @@ class OutputProcessor:
     def _handle_error(
         self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
     ) -> None:
-        """Fail the request by the worker's error, or start it again if the worker lost its pages. `late`: the step that
-        failed was launched before the request left its slot."""
+        """Fail the request by the worker's error, or start it again if the error is PAGES_LOST. None stands for an
+        Internal error without details. `late`: the step that failed was launched before the request left its slot; then
+        pages that the error may have damaged are forgotten even if the request has ended."""
         lifecycle, finished = self._lifecycle, request.state is State.FINISHED
         error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
         if error.code == PAGES_LOST:

@@ -102,7 +102,8 @@ class Rows:
     logprobs: LogprobColumns | None
 
     def select(self, keep: NDArray[np.bool_]) -> Rows:
-        """Return the rows where `keep` holds, with their tokens and logprobs."""
+        """Return the rows where `keep` holds, with their tokens and logprobs; these rows themselves if all are kept.
+        Logprobs are None if none are left."""
         if keep.all():
             return self
         tokens = np.repeat(keep, self.count)
@@ -166,8 +167,8 @@ class OutputBuffer:
         self._ends.pop(session, None)
 
     def take_outputs(self) -> list[SessionOutputs]:
-        """Return the outputs since the last call, one entry per session, and clear the buffer. Rows of aborted requests
-        come last."""
+        """Return the outputs since the last call, one entry per session that has any, and clear the buffer. The rows
+        that end aborted requests come after a session's other rows."""
         if not self._outputs:
             return []
         for session, ends in self._ends.items():
@@ -179,6 +180,7 @@ class OutputBuffer:
         return list(outputs.values())
 
     def _of(self, session: int) -> SessionOutputs:
+        """Return the session's outputs in the buffer, which are created empty if there are none."""
         outputs = self._outputs.get(session)
         if outputs is None:
             outputs = self._outputs[session] = SessionOutputs(session, NO_I32, NO_I32, NO_I32, NO_U8)
@@ -186,7 +188,7 @@ class OutputBuffer:
 
 
 def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
-    """Return a copy of the outputs without the rows and finished notes of these handles."""
+    """Return a copy of the outputs without the rows and finished notes of these handles. Other notes stay."""
     keep = np.isin(out.handle, list(handles), invert=True)
     rows = Rows(np.zeros(len(keep), np.int32), out.handle, out.count, out.token, out.finish, out.logprobs).select(keep)
     finished = [note for note in out.finished if note.handle not in handles]

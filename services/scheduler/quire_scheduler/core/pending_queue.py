@@ -64,16 +64,17 @@ class PendingQueue:
         return len(self._lookups) + len(self._holding) + len(self._parked) + len(self._set_aside)
 
     def count_before_slot(self, now: float) -> int:
-        """Return how many requests have left the policy and wait for a slot. Requests with a slow lookup are left out,
-        so that others go on meanwhile."""
+        """Return how many requests have left the policy and wait for a slot: those in LOOKUP, READY or PULLED. While
+        fewer than 64 are in LOOKUP, those whose lookup has taken more than 5 ms are left out, so that others go on
+        meanwhile."""
         slow = 0
         if 0 < len(self._lookups) < _MOST_LOOKING:
             slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
         return len(self._lookups) - slow + self._num_ready
 
     def requests_ahead(self, context: RequestContext) -> float:
-        """Return about how many requests would start before a new one of this tenant and priority. Parked requests
-        delay no other."""
+        """Return about how many requests would start before a new one of this tenant and priority: all that have left
+        the policy, and those that the policy estimates. Parked requests delay no other."""
         return len(self) - len(self.policy) - len(self._parked) + self.policy.requests_ahead(context)
 
     def tokens_of(self, uid: int) -> int:
@@ -102,8 +103,8 @@ class PendingQueue:
             self.make_ready(request)
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
-        """Remove and return the policy's next request. Returns None if `ahead` requests or more are ahead of it, unless
-        it precedes every READY request."""
+        """Remove and return the policy's next request, or None if it has none. Also None if `count_before_slot` is
+        `ahead` or more, unless the next request's order key is lower than that of every READY or PULLED request."""
         if self.count_before_slot(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
@@ -145,7 +146,7 @@ class PendingQueue:
         return self._ready[0][1] if self._ready else None
 
     def pop_head(self) -> Request:
-        """Remove and return the head, whose state becomes STARTED."""
+        """Remove and return the request that `head` has just returned. Its state becomes STARTED."""
         request = heapq.heappop(self._ready)[1]
         self._num_ready -= 1
         self._forget_tokens(request)
@@ -176,7 +177,7 @@ class PendingQueue:
 
     def discard(self, request: Request) -> None:
         """Remove a request that ends from its place in the queue, and set its state to FINISHED. Until this call, its
-        state must still name the place."""
+        state must still name the place. Raises AssertionError for a state that does not wait."""
         state = request.state
         self._forget_tokens(request)
         request.move_to(State.FINISHED)

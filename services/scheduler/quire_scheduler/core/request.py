@@ -119,7 +119,8 @@ class Request:
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
     ) -> Request:
-        """Make a request that has just arrived; its output begins with the tokens of earlier attempts."""
+        """Make a request that arrived at `now` and is QUEUED. Its output begins with the sequence's output ids, which
+        are the tokens of earlier attempts."""
         output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
         return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 
@@ -170,8 +171,9 @@ class Request:
 
     def took_pages(self, local_tokens: int, cached_tokens: int, expected_tokens: int) -> None:
         """Note that a run begins. `local_tokens`: the number of leading tokens whose KV is on the device.
-        `cached_tokens`: the number whose KV is on the device or on its way there. `expected_tokens`: the same,
-        without a last page that is not full. Prompt tokens that no run computes count as saved."""
+        `cached_tokens`: the number whose KV is on the device or on its way there. `expected_tokens`: the same, without
+        a last page that is not full. Prompt tokens that no run has computed so far count as saved, so a later run can
+        only reduce `saved_tokens`."""
         saved = min(cached_tokens, self.prompt_len)
         self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
         self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
@@ -187,8 +189,8 @@ class Request:
         self.admitted = True
 
     def preempt(self, now: float, *, counts: bool) -> None:
-        """Note that the request has lost its slot. With `counts` that is a preemption for lack of pages, and is
-        counted."""
+        """Set the state to PREEMPTED, and add the time in the slot to the request's timing. With `counts`, the slot was
+        lost for lack of pages: the number of preemptions grows and the time is recorded."""
         self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
         if counts:
@@ -226,7 +228,7 @@ class Request:
         self.state = state
 
     def resumed_sequence(self) -> Sequence:
-        """Return the sequence for a Start, with every token emitted so far."""
+        """Return the sequence for a Start: the request's sequence with all tokens emitted so far as its output ids."""
         if len(self.output) == len(self.sequence.output_ids):
             return self.sequence
         return replace(self.sequence, output_ids=np.array(self.output, np.int32))

@@ -53,9 +53,10 @@ class RequestChecks:
         self.draining = True
 
     def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
-        """Raise the QuireError that refuses the request, if it can never run here, its deadline has passed, the queue
-        is full, it would wait too long, or the replica drains. `deadline_s` is in seconds of the same clock as
-        `now`."""
+        """Raise the QuireError that refuses the request: Unavailable if the replica drains, InvalidArgument if the
+        request can never run here, DeadlineExceeded if its deadline has passed. Raise Overloaded if the queue or the
+        tenant's part of it is full, or if the request would wait too long. A request with output of an earlier attempt
+        is not refused for its wait. `deadline_s` is in seconds of the same clock as `now`."""
         if self.draining:
             raise draining_error()
         self._check_sequence(sequence)
@@ -79,8 +80,9 @@ class RequestChecks:
         self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        """Raise InvalidArgument for an empty or too long prompt, for a token id outside the vocabulary, if no token is
-        left to generate, or for a constraint that the worker cannot apply."""
+        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, or if max_tokens
+        leaves no token to generate. Raise Unsupported, which is an InvalidArgument too, for a constraint that the
+        worker cannot apply."""
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop
         if not len(prompt):
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one.", param="prompt")
@@ -110,8 +112,8 @@ class RequestChecks:
             check_capable(self._capabilities, sequence.constraint)
 
     def _too_long(self, known: int) -> InvalidArgument:
-        """Return the error for a sequence of `known` tokens that exceeds this replica's pages or the model's
-        context."""
+        """Return the InvalidArgument for a sequence of `known` tokens that is too long. If this replica's pages hold
+        less than the model's context, the code is PROMPT_EXCEEDS_PAGES, else PROMPT_TOO_LONG."""
         if self._bound_by_pages:
             return InvalidArgument(
                 "PROMPT_EXCEEDS_PAGES",
@@ -127,8 +129,8 @@ class RequestChecks:
         )
 
     def _check_wait(self, wait_s: float, left_s: float) -> None:
-        """Raise Overloaded if the expected wait is longer than the configured maximum, or at least as long as the
-        `left_s` seconds until the request's deadline."""
+        """Raise Overloaded if the expected wait is at least as long as the `left_s` seconds until the request's
+        deadline, or longer than the configured maximum. The error says after how many seconds to retry."""
         if wait_s >= left_s:
             message = f"The request would wait about {wait_s:.1f} s, and its deadline is in {left_s:.1f} s."
             raise _overloaded("DEADLINE_TOO_NEAR", message, wait_s - left_s)
@@ -138,7 +140,8 @@ class RequestChecks:
 
 
 def _overloaded(code: str, message: str, wait_s: float) -> Overloaded:
-    """Return the error of a request that may be tried again in about `wait_s`."""
+    """Return the Overloaded error of a request that may be tried again in about `wait_s` seconds; the time is spread so
+    that not all clients retry at once."""
     fix = "Retry after the given time, or add replicas."
     return Overloaded(code, message, fix, retry_after_s=spread_retry_s(wait_s))
 

@@ -25,7 +25,7 @@ def takes(role: str, transfer: KvTransfer) -> bool:
 
 
 def role_changing() -> Unavailable:
-    """Return the error for requests that the next role does not take."""
+    """Return the Unavailable error (retry after 1 s) for requests that the next role does not take."""
     return Unavailable(
         "ROLE_CHANGING",
         "This replica is changing its role, and does not take requests of this kind any more.",

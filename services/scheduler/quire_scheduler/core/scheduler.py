@@ -97,9 +97,12 @@ class Scheduler:
         held_tokens: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Take a request into the queue. Raises the QuireError that refuses the request; then no output follows.
-        `held_tokens`: see Request. `deadline_s` is in seconds of the same clock as `now`, infinite for no deadline;
-        None: the deadline of the context, which must be of that clock too."""
+        """Check a request, add it to the pending queue and watch its deadline. A request that awaits a handover and has
+        no usable ticket is parked, so that no other request waits for it. Raises InvalidArgument if the session's
+        request of this handle has not ended, and the QuireError of any check that refuses the request. Then nothing
+        changes and no output follows. `held_tokens`: the number of leading tokens whose pages somebody has, as the
+        router believes; None if unknown. `deadline_s` is in seconds of the same clock as `now`, infinite for no
+        deadline; None: the deadline of the context, which must be of that clock too."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -118,13 +121,14 @@ class Scheduler:
         replica.deadlines.watch_deadline(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
-        """Give a ticket, tokens, or the news that nothing will come to a request that awaits a handover. A request that
-        awaits none ignores it."""
+        """Pass a handover (a ticket, tokens, or the news that nothing will come) to the request that awaits it. It is
+        ignored if there is no such request or the request awaits none."""
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
     def end_handovers(self, session: int, now: float) -> None:
-        """Let the session's requests go on without the handovers that they await."""
+        """Let the session's requests go on without the tickets and tokens that they await, as if each had been told
+        that nothing will come. Other requests are not changed."""
         for request in [r for (owner, _), r in self._replica.requests.items() if owner == session]:
             self._handovers.end(request, now)
 
@@ -145,8 +149,8 @@ class Scheduler:
         return True
 
     def abort_session(self, session: int, now: float) -> int:
-        """End all requests and transfers of a session whose router has left, and drop its outputs. Returns the number
-        of requests that were ended."""
+        """Abort all requests of a session whose router has left, release its transfers (except those whose lease a
+        client asked for), and drop its outputs. Returns the number of aborted requests."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)
@@ -155,22 +159,22 @@ class Scheduler:
         return len(handles)
 
     def on_report(self, report: Report, now: float) -> list[SessionOutputs]:
-        """Apply a Report, and return the outputs for the sessions. A heartbeat or a Report of another epoch is not
-        applied."""
+        """Apply a Report. Return all outputs since they were last taken, one entry per session, and clear them. A
+        heartbeat or a Report of another epoch is not applied, but the outputs are returned."""
         if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
             self._output_processor.update_from_report(report, now)
         return self._replica.outputs.take_outputs()
 
     def next_grant(self, now: float) -> Grant | None:
-        """Return the next Grant, or None while there is nothing to send. Call it after every call of another method,
-        until it returns None."""
+        """Expire deadlines and leases, then plan and return the next Grant; None while there is nothing to send. Call
+        it after every call of another method, until it returns None."""
         self.expire(now)
         return self._planner.plan_grant(now)
 
     def on_lookup(self, uid: int, result: LookupResult) -> None:
-        """Take the kvstore's answer to a Lookup, and make its request READY. A failed lookup is a result without pages.
-        If the request has left, the leases are released."""
+        """Take the kvstore's answer to the lookup of request `uid`, and make the request READY. A failed lookup is a
+        result without pages. If the request has left, only the leases of the answer are released."""
         request = self._replica.waiting.end_lookup(uid)
         self._replica.kv.take_answer(request, result)
         if request is not None:
@@ -189,7 +193,8 @@ class Scheduler:
         self._replica.transfers.release_transfers(transfer_ids)
 
     def expire(self, now: float) -> None:
-        """Fail the requests whose deadline has passed, and end the transfers whose lease nobody has renewed."""
+        """End the transfers whose lease nobody has renewed, and fail the requests whose deadline has passed with
+        DeadlineExceeded."""
         self._replica.transfers.expire_leases(now)
         for request in self._replica.deadlines.take_expired(now):
             self._lifecycle.fail(request, deadline_error(), now)
@@ -217,7 +222,8 @@ class Scheduler:
         return len(requests)
 
     def is_fit(self, role: str) -> bool:
-        """Whether a replica of the role is meant for all requests and transfers that are here."""
+        """Whether a replica of the role is meant for all requests and transfers that are here. Open transfers fit only
+        a role that prefills for other replicas."""
         exports = len(self._replica.transfers) and not takes(role, PREFILL_ONLY)
         return not exports and all(takes(role, request.transfer) for request in self._replica.requests.values())
 
@@ -232,8 +238,8 @@ class Scheduler:
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
-        """End the epoch: fail every request, and release the leases in the kvstore. Returns the outputs for the
-        sessions. Afterwards only `take_effects` may be called."""
+        """End the epoch: fail every request with the error, end all transfers, and release the leases in the kvstore.
+        Returns the outputs for the sessions. Afterwards only `take_effects` may be called."""
         self.end_all(error, now)
         self._replica.kv.handle_worker_loss()
         self._replica.pulls.handle_worker_loss()
@@ -279,8 +285,8 @@ class Scheduler:
         return self._replica.hello
 
     def load(self) -> LoadFigures:
-        """Return the load of the replica. Sequences that were started ahead of need count as waiting. The page counts
-        are those of the KV group with the fewest free pages."""
+        """Return the load of the replica. Sequences that hold a slot ahead of need count as waiting. The page counts
+        are those of the KV group with the fewest free pages. The token rates are 0.0 while no request holds a slot."""
         replica, rates = self._replica, self._replica.rates
         pool = min(replica.pools.pools, key=lambda p: p.free)
         # A sequence that was started ahead of need still waits, though it has a slot.

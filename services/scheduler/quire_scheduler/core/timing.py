@@ -77,8 +77,8 @@ class Timing:
         self._run_s, self._run_token_s = now, 0.0
 
     def first_token(self, now: float, computed: int, output: int) -> None:
-        """Note the first token since the start, after `computed` tokens of prefill. The output then has `output`
-        tokens."""
+        """Note the first token since the start of this run. The time since the start is added to prefill, with
+        `computed` tokens. The request then has `output` output tokens, from which the tokens of decode are counted."""
         self._add("prefill", now - self._run_s, computed)
         self.first_token_s = self.first_token_s or now
         self._run_token_s, self._run_output = now, output
@@ -104,7 +104,8 @@ class Timing:
         self.finished_s = now
 
     def hops(self) -> list[Hop]:
-        """Return the phases that took place, in the order of a request's life."""
+        """Return the phases that took place, in the order of a request's life, each with its microseconds and number of
+        operations."""
         found = list[Hop]()
         for phase, service in _SERVICES.items():
             seconds, operations = self._spent.get(phase, _NOTHING)

@@ -51,15 +51,15 @@ class HandoverRecords:
         return request.uid in self._ticketed
 
     def take_ticket(self, request: Request) -> None:
-        """Note that the request's ticket came. Only the first one counts: the caller has checked that `had_ticket` is
-        False."""
+        """Note that the request's ticket came, so that it awaits none any more. Only the first one counts: the caller
+        has checked that `had_ticket` is False; AssertionError otherwise."""
         require(request.uid not in self._ticketed, "a request takes a second ticket")
         self._ticketed.add(request.uid)
         self._lack_ticket.discard(request.uid)
 
     def take_tokens(self, request: Request, tokens: Iterable[int]) -> None:
-        """Append to the request's output the tokens that another engine sampled. The caller has checked
-        `lacks_token`."""
+        """Append to the request's output the tokens that another engine sampled; it awaits no token any more. The
+        caller has checked `lacks_token`; AssertionError otherwise."""
         require(request.uid in self._lack_token, "a request takes tokens that it does not lack")
         request.output.extend(tokens)
         self._lack_token.discard(request.uid)
@@ -76,7 +76,8 @@ class HandoverRecords:
             records.discard(request.uid)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless every record belongs to a request that has not ended."""
+        """Raise AssertionError unless every record belongs to one of these requests, which have not ended, and no
+        request awaits a ticket that came."""
         living = {request.uid for request in requests}
         require(self._lack_ticket | self._lack_token | self._ticketed <= living, "a handover is of no request")
         require(self._lack_ticket.isdisjoint(self._ticketed), "a request awaits the ticket that it had")

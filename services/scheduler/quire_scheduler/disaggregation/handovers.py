@@ -27,8 +27,8 @@ class Handovers:
 
     def submitted(self, request: Request) -> bool:
         """Note which ticket or tokens a new request awaits, and take the ticket that came with it. Returns whether the
-        request must be parked, because something must come from another engine before the request can go on. No
-        other request waits for a parked one."""
+        request must be parked, because it awaits something and has no ticket by which it may pull pages. No other
+        request waits for a parked one."""
         asked = request.transfer
         if asked.await_handover:
             self._records.expect(request)
@@ -36,9 +36,9 @@ class Handovers:
         return self._records.is_awaited(request) and not self._replica.pulls.has_pull(request)
 
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
-        """Apply a handover, which brings tokens, a ticket or the end of waiting, and let the request go on. A handover
-        is ignored if the request awaits none, or no longer waits. If the request could not go on after the tokens,
-        it fails."""
+        """Apply a handover, which brings tokens, a ticket or the end of waiting, and let the request go on if it has
+        what it needs. Only the first tokens and the first ticket count. A handover is ignored if the request awaits
+        none, or no longer waits for a slot. If the request could not go on after the tokens, it fails."""
         if not request.transfer.await_handover or not request.waits:
             return
         # Later tokens belong to a prefill attempt that this side did not wait for.
@@ -61,8 +61,9 @@ class Handovers:
             self.arrived(request, Handover(give_up=True), now)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """Record the ticket of a request's prefill, or the message that there will be none. Only the first of these
-        counts, and none after a give-up. If the ticket cannot be used, tell the session."""
+        """Record the ticket of a request's prefill, or the message that there will be none (`refusal`). Only the first
+        of these counts, and none after a give-up. A ticket that can be used becomes a pull. If it cannot be used, tell
+        the session why."""
         if ticket is None and refusal is None:
             return
         if self._records.had_ticket(request):
@@ -76,7 +77,9 @@ class Handovers:
             self._replica.pulls.accept_ticket(request, ticket)
 
     def _go_on(self, request: Request) -> None:
-        """Let the request go on if it has what it waited for: settle its pull, or return the request to the queue."""
+        """Let the request go on if it has what it waited for. A PULLING request's pull is settled. A parked request
+        with a ticket to pull by returns to the queue. A request that is ASIDE without a ticket returns if it awaits
+        nothing more."""
         waiting = self._replica.waiting
         if request.state is State.PULLING:
             self._replica.pulls.settle_pull(request)

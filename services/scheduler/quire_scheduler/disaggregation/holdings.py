@@ -49,9 +49,9 @@ class Holdings:
         return freed
 
     def reclaim_if_stuck(self, lacking: int, head: Request, now: float) -> None:
-        """Note that the queue's head lacks pages and that nothing runs that could free them. After some time, take
-        pages back from pulls and transfers. A prefill-only head waits for the time of a lease, since ending earlier
-        prefills for it would waste them."""
+        """Note that the queue's head lacks pages and that nothing runs that could free them. When that has lasted for 1
+        s, take `lacking` pages, less those that are coming anyway, back from pulls and transfers. A prefill-only head
+        waits for the time of a lease, since ending earlier prefills for it would waste them."""
         patience_s = self._lease_s if head.prefill_only else PATIENCE_S
         if self._stuck_since_s is None:
             self._stuck_since_s = now

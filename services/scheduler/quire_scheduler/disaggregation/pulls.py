@@ -126,7 +126,8 @@ class Pulls:
         return self._lanes[True].rate.per_s()
 
     def measured(self, carried: Carried, now: float) -> None:
-        """Update the measured speed of pulls by moves that have ended."""
+        """If these ended moves are pulls, update the measured speed (of the same host or of others) and count their
+        bytes; other kinds are ignored."""
         if carried.kind is MoveKind.PULL:
             self._lanes[carried.near].add_ended_batch(carried.amount, carried.longest_us, now)
             self._stats.pulled(carried.amount)
@@ -175,7 +176,8 @@ class Pulls:
         self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, error))
 
     def has_share(self, pages: int) -> bool:
-        """Whether requests without a slot may hold `pages` more pages."""
+        """Whether requests without a slot may hold `pages` more pages: together at most a quarter of all pages, but a
+        single request may always hold its own."""
         held = sum(len(request.tables[0]) for request in self._holding.values())
         return not held or held + pages <= self._pools.capacity // _SHARE
 
@@ -185,9 +187,10 @@ class Pulls:
         return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
-        """Give the queue's head its pages and begin to pull. The request shares the complete pages of `hit`. The other
-        pages are newly allocated, and one move per KV group fills those that the ticket covers. The caller has checked
-        that enough pages are free."""
+        """Give the queue's head its pages and begin to pull; the head is PULLING from now on. The request shares the
+        complete pages of `hit`. The other pages are newly allocated, and one move per KV group fills those that the
+        ticket covers. If no page is to be pulled, the pull is over at once. The caller has checked that enough pages
+        are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
@@ -229,8 +232,8 @@ class Pulls:
             self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
-        """End the pull of a waiting request, if it has one. If the request holds pages, cancel its moves. Otherwise
-        drop its ticket and tell its session."""
+        """End the pull of a waiting request, if it has one. If the request holds pages, cancel its moves; the pull is
+        settled when the worker reports their end. Otherwise drop its ticket and tell its session."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return
@@ -240,8 +243,8 @@ class Pulls:
         self._forget(request, pull)
 
     def hand_over(self, request: Request) -> tuple[int, int]:
-        """End the pull of a request that now starts on the pulled pages. Returns how many of its pages were on the
-        device before the pull, and how many of its positions have their KV on the device now."""
+        """End the pull of a request that now starts on the pulled pages. Returns two numbers: its pages that were on
+        the device before the pull, and its positions that have their KV on the device now, without the last token."""
         pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
         self._delivered.add(request.uid)
@@ -255,7 +258,8 @@ class Pulls:
 
     def reclaim_pages(self, request: Request) -> int:
         """Take back the pages of a request that holds some without a slot, and set the request aside. It pulls again
-        later, unless its session was told already how the pull went. Returns the number of pages that become free."""
+        later, unless its session was told already how the pull went. Returns the number of pages that become free, now
+        or when cancelled moves are reported."""
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
@@ -296,8 +300,8 @@ class Pulls:
                 self._waiting.recall(request)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless each request that holds pages without a slot waits for moves, tokens or a slot,
-        and each pull is of a request that lives."""
+        """Raise AssertionError unless each request that holds pages without a slot waits for moves, tokens or a slot.
+        Each pull must be of a request that lives and has not started, and each pull move in flight must be known."""
         living = {request.uid: request for request in requests}
         holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")
@@ -313,8 +317,8 @@ class Pulls:
             require(pull.told == (not pull.flying), "a pull is over and nobody was told")
 
     def _pulled(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a pull's move: record how many pages arrived, and let the request go on. If the request no
-        longer waits for the move, only its record is dropped."""
+        """Handle the end of a pull's move: record how many pages arrived (the fewest of all KV groups count), and let
+        the request go on. If the request no longer waits for the move, only its record is dropped."""
         self._dropped.pop(moved.id, None)
         request = move.request
         pull = None if request is None else self._pulls.get(request.uid)
@@ -340,7 +344,8 @@ class Pulls:
             self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
 
     def _notify_session(self, request: Request, pull: Pull) -> None:
-        """Tell the session how many pages the request got and, if some are missing, why."""
+        """Tell the session how many of the wanted pages the request got and, if some are missing, why. Add the pull to
+        the request's timing."""
         pull.told = True
         error = None if pull.arrived == pull.wanted else _partial_pull_error(pull)
         near = self._is_near(pull.ticket)

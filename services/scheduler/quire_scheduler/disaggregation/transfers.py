@@ -107,15 +107,16 @@ class Transfers:
         return ticket
 
     def prefilled(self, request: Request, now: float) -> None:
-        """Note that the request has sampled its token and is about to leave. Its pages stay, and the lease begins."""
+        """Note that the request has sampled its token and is about to leave. Its pages stay, and the lease of its
+        transfer begins now. A request without a transfer is ignored."""
         if transfer := self._computing.pop(request.uid, None):
             transfer.request = None
             transfer.expires_s = now + transfer.lease_s
             self._next_expiry_s = min(self._next_expiry_s, transfer.expires_s)
 
     def finished(self, request: Request, now: float) -> None:
-        """Handle a request that finished with its first token, so that no replica will decode it. Its pages stay only
-        if a client asked for a lease on them."""
+        """Handle a request that finished with its first token, so that no replica will decode it. Its transfer is
+        released, unless a client asked for a lease on the pages: then the lease begins."""
         if transfer := self._computing.get(request.uid):
             if transfer.detached:
                 self.prefilled(request, now)
@@ -139,13 +140,14 @@ class Transfers:
         return None if transfer is None else transfer.ticket
 
     def renew_leases(self, transfer_ids: Iterable[bytes], now: float) -> None:
-        """Renew the leases of these transfers, which an engine still waits to pull."""
+        """Renew the leases of these transfers, which an engine still waits to pull: each lasts for its whole time from
+        now. Unknown ids are ignored."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 transfer.expires_s = max(transfer.expires_s, now + transfer.lease_s)
 
     def release_transfers(self, transfer_ids: Iterable[bytes]) -> None:
-        """End these transfers, which nobody will pull any more."""
+        """End these transfers, which nobody will pull any more, as released. Unknown ids are ignored."""
         for transfer_id in transfer_ids:
             if transfer := self._open.get(transfer_id):
                 self._end(transfer, End.RELEASED)
@@ -168,7 +170,7 @@ class Transfers:
         self._end(transfer, End.FAILED)
 
     def expire_leases(self, now: float) -> None:
-        """End the transfers whose lease is over, except those whose request still computes."""
+        """End, as expired, the transfers whose lease is over; those whose request still computes have no lease yet."""
         if now < self._next_expiry_s:
             return
         waiting = self.finished_prefills()
@@ -196,8 +198,8 @@ class Transfers:
             require(started != transfer.suspended and (bool(transfer.exports) or not started), "nothing is exported")
 
     def _add(self, request: Request) -> Transfer:
-        """Open a transfer for the request, with a new ticket and the lease that the request asks for, or else the
-        default."""
+        """Open a transfer for the request, with a new ticket and the lease that the request asks for (at most 600 s),
+        or else the default. A transfer whose lease was asked for does not end with its session."""
         asked_s = min(request.transfer.lease_ms / 1000, _MOST_LEASE_S)
         lease_s = asked_s or self._lease_s
         ticket = self._ticket(request, lease_s)
@@ -242,7 +244,8 @@ class Transfers:
             self._end(transfer, End.PULLED)
 
     def _end(self, transfer: Transfer, end: End) -> None:
-        """Remove the transfer, cancel its exports and count how it ended."""
+        """Remove the transfer, have the next Grant cancel its exports, and count how it ended. Its pages can be used
+        again when the worker has reported these exports."""
         del self._open[transfer.ticket.transfer_id]
         if transfer.request is not None:
             del self._computing[transfer.request.uid]

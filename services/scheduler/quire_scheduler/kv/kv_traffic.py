@@ -145,8 +145,9 @@ class KvTraffic:
 
     def wants_lookup(self, request: Request, local: int) -> bool:
         """Whether to look up, before a start, the request's pages after the `local` ones that the device has. No lookup
-        is made if only the page of the last token follows, after too many lookups or a failed one, or if the
-        kvstore's copies may be damaged."""
+        is made without a kvstore, for a short prompt, or for a request that does not read caches. None is made if only
+        the page of the last token follows, or after 8 lookups or a failed one. None is made while the circuit breaker
+        is open, or if the kvstore's copies may be damaged."""
         search = self._search_of(request)
         return (
             self.enabled
@@ -160,9 +161,9 @@ class KvTraffic:
         )
 
     def is_lookup_needless(self, request: Request, local: int) -> bool:
-        """Whether the lookup of a new request would find nothing: its router follows the kvstore, and a moment ago knew
-        of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
-        the router may not know that yet."""
+        """Whether the lookup of a new request would find nothing: its router follows the kvstore, and at most 1 s ago
+        knew of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
+        the router may not know that yet. False also if the request was swapped or its pull was incomplete."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
@@ -172,7 +173,8 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Add to `effects` a lookup of the request's pages after the first `local`."""
+        """Add to `effects` a lookup of the request's pages after the first `local`, at most 8192, with the time that
+        computing them would take."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
@@ -181,8 +183,9 @@ class KvTraffic:
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
-        """Record the kvstore's answer to a lookup, or its failure. Found pages stay pinned until the request starts and
-        loads them. The leases are released at once if the request has left or nothing was found."""
+        """Record the kvstore's answer to a lookup, or its failure, for the circuit breaker, the counts and the
+        knowledge of the kvstore's content. Found pages stay pinned until the request starts and loads them. The leases
+        are released at once if the request has left or nothing was found."""
         if result.failed:
             self._breaker.failed()
             self._stats.lookup_failed()
@@ -206,8 +209,9 @@ class KvTraffic:
 
     def must_ask(self, request: Request, local: int) -> bool:
         """Whether a READY request must be looked up in the kvstore before it starts. This is so after a swap or an
-        incomplete pull, or if the last answer cannot be used any more. An answer is dropped if its lease ends too soon,
-        or if its pages no longer follow the local ones."""
+        incomplete pull, or if the last answer cannot be used any more, as long as a lookup is wanted. An answer is
+        dropped and its leases are released if they end too soon, or if its pages no longer follow the `local` ones on
+        the device."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
@@ -244,8 +248,10 @@ class KvTraffic:
         return end
 
     def swap_pages(self, request: Request) -> bool:
-        """Decide whether to load a preempted request's pages when it resumes, rather than compute them. If so, store
-        the pages that the kvstore lacks, have the request looked up before its next start, and return True."""
+        """Decide whether to load a preempted request's pages when it resumes, rather than compute them: only if a
+        lookup is wanted, the unstored pages have room, and storing and loading is measured to be quicker. If so, store
+        the pages that the kvstore lacks, have the request looked up before its next start, and return True; else return
+        False."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False
@@ -259,7 +265,8 @@ class KvTraffic:
         return True
 
     def handle_worker_loss(self) -> None:
-        """Release all leases, since the worker is gone: it reports no move, and no request starts."""
+        """Forget all moves and answers, since the worker is gone: it reports no move, and no request starts. Their
+        leases are released, and pages that were being loaded are no longer expected."""
         for found in self._found.values():
             self._effects.releases += found.leases
         self._found.clear()
@@ -293,7 +300,8 @@ class KvTraffic:
         require(not set(leases) & set(self._effects.releases), "a lease is held and released")
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
-        """Return the hashes of the pages that the request's last lookup asked for."""
+        """Return the hashes of the pages that the request's last lookup asked for, at most 8192. The page of the last
+        token is not among them."""
         first = self._search_of(request).first_page
         most = min(most_hits(request, self._page_size), first + _MOST_ASKED)
         return tuple(request.hashes[first:most])
@@ -309,7 +317,8 @@ class KvTraffic:
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
         """Handle the end of a load. Release its lease, name the pages that arrived, and note that the kvstore lacks the
-        others. If the request still holds these pages, it computes those that did not arrive."""
+        others. If the request still holds these pages, the missing ones no longer count as cached, and it computes
+        them."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])

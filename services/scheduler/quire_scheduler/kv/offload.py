@@ -105,7 +105,9 @@ class Offload:
 
     def store_new_pages(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """Store the request's computed pages that the kvstore lacks, if at least `least` pages are new since the last
-        offer. Returns False if there is no room to store all of them now; the rest is offered again later."""
+        offer. Under the policy `selective`, only pages that a second request uses are stored. Returns False if there is
+        no room to store all of them now; the rest is offered again later. Does nothing and returns True if the policy
+        does not store early or the prompt is too short."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
@@ -126,7 +128,7 @@ class Offload:
 
     def handle_leave(self, request: Request, *, stores: bool = True) -> None:
         """Handle a request that is giving up its pages. With `stores`, the pages that were not stored are stored now,
-        as far as there is room. Pages that stay unstored are counted as dropped."""
+        as far as there is room. Under a policy that stores early, pages that stay unstored are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.store_new_pages(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
@@ -157,8 +159,9 @@ class Offload:
             self._store_pages(request, lacking[0], lacking[-1] + 1)
 
     def look_ahead(self, now: float) -> None:
-        """Store the pages that will be evicted soon and that the kvstore lacks, as far as there is room. Called before
-        pages are allocated; costs nothing while pages are free."""
+        """Store the pages that will be evicted soon and that the kvstore lacks, as far as there is room; nothing under
+        the policies `selective` and `off`. Called before pages are allocated. A group's pages are examined only after
+        enough pages were allocated since the last time."""
         self._now = now
         if not self.enabled or self._selective:
             return
@@ -249,7 +252,8 @@ class Offload:
         return [index for index in range(first, end) if hashes[index] not in known]
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
-        """Return the end, at most `end`, of the request's pages that a second request has used or uses now."""
+        """Return the end, at most `end`, of the request's pages that a second request has used or uses now: those found
+        on the device at its start, and those that have two references."""
         local = request.local_tokens // self._pools.page_size
         pool, table = self._pools.pools[0], request.tables[0]
         while end > max(first, local) and pool.references(table[end - 1]) < 2:
@@ -278,8 +282,9 @@ class Offload:
         self._store(_Chain(tables, tuple(request.hashes[first:end])), request, first)
 
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
-        """Begin the moves that store the chain, and note that the kvstore has it. The chain begins at page `first` of
-        the request, if it belongs to one."""
+        """Begin the moves that store the chain, at most 256 new pages each, in every KV group, and note that the
+        kvstore has the pages. The chain begins at page `first` of the request, if it belongs to one. Stored pages leave
+        the quarantine."""
         self._breaker.begin_try()
         context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -293,7 +298,8 @@ class Offload:
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a
-        prefix is evicted first). Pages that are not on the device in every KV group are left out."""
+        prefix is evicted first). A chain begins with its parent page if that is among the pages too. Pages that are not
+        on the device in every KV group are left out."""
         names, known = self._names, self._known
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):

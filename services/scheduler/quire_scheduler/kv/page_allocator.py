@@ -284,6 +284,8 @@ class PageAllocator:
                 self._free.append(page)
 
     def _evict(self, count: int) -> list[int]:
+        """Take the `count` idle pages that were released longest ago, stop keeping their content, and call `evicted`
+        with them. Returns the pages."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
         self._kept[pages] = False
         self._evicted(pages)

@@ -113,8 +113,8 @@ class PageNames:
                 yield join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in held if n is not None)
 
     def events_after(self, sequence: int) -> list[PageEvent]:
-        """Return the events later than `sequence`. Raises FailedPrecondition if the oldest event that is still kept is
-        too recent."""
+        """Return the events later than `sequence`, the oldest first; none if it is the latest. Raises
+        FailedPrecondition if some of them are no longer kept, or if `sequence` is later than any event."""
         if sequence == self.sequence:
             return []
         if sequence > self.sequence or not self._events or self._events[0].sequence > sequence + 1:
@@ -135,6 +135,7 @@ class PageNames:
         return sum(len(hash_of) for hash_of in self._hash_of)
 
     def _append_event(self, stored: tuple[Stored, ...], removed: tuple[Removed, ...]) -> None:
+        """Add an event with the next sequence number to those that are kept, and call the listeners."""
         self.sequence += 1
         self._events.append(PageEvent(self.sequence, stored, removed))
         for listener in self.listeners:

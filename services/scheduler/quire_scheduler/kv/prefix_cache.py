@@ -72,8 +72,9 @@ class PrefixCache:
         self._changes = 0
 
     def match(self, request: Request) -> Hit:
-        """Return the longest prefix of the request whose pages are named, or promised by another request, in every KV
-        group."""
+        """Return the longest prefix of the request whose pages are named (hold their content), or promised by another
+        request that will fill them, in every KV group. The hit is empty if the cache is off or the request does not
+        read it."""
         if not self.enabled or not request.sequence.reads_cache:
             return self._miss
         key = (request.uid, request.known_len, self._names.sequence, self._changes)
@@ -95,8 +96,8 @@ class PrefixCache:
 
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
         """Note that the request starts on the pages of `hit`, followed by its own pages. Pages before index `loaded`
-        are loaded from the kvstore. The request's own full pages are promised, so that other requests may start on
-        them."""
+        are loaded from the kvstore. The request's own full pages are promised, unless pages of that content are named
+        or promised already. Other requests may start on promised pages."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return
@@ -115,7 +116,7 @@ class PrefixCache:
 
     def computed(self, request: Request, positions: int) -> None:
         """Note that the request's pages hold the KV of its first `positions` positions. Pages that have become full get
-        their names."""
+        their names, and their promises are removed. Nothing happens if no further page has become full."""
         end = min(positions // self._pools.page_size, len(request.hashes))
         first = self.ready_pages(request)
         if end <= first:

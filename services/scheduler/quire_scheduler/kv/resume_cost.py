@@ -32,7 +32,8 @@ class Rate:
         self._seconds = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Add a measurement: `amount` took `seconds`. A time far above the expected one is cut."""
+        """Add a measurement: `amount` took `seconds`. Earlier measurements keep 0.9 of their weight. A time of more
+        than 4 times the expected one is cut to that."""
         expected_s = self.seconds(amount)
         if expected_s:
             seconds = min(seconds, _MAX_SURPRISE * expected_s)
@@ -79,8 +80,8 @@ class ResumeCost:
         self._lookup = Rate()
 
     def steps(self, report: Report) -> None:
-        """Measure the speed of prefill by the steps of a Report that has their times. The time that decoding takes by
-        itself is subtracted from steps that do both."""
+        """Measure the speed of prefill by the steps of a Report; a Report without the times of its steps is ignored.
+        Steps without prefill measure the time of decoding, which is subtracted from steps that do both."""
         if len(report.timing) != report.steps:
             return
         columns = (report.timing, report.step_prefill_tokens.tolist(), report.step_rows.tolist())
@@ -111,8 +112,8 @@ class ResumeCost:
         return self._prefill.seconds(pages * self._page_size)
 
     def swap_pays(self, pages: int, unstored: int) -> bool:
-        """Whether storing `unstored` pages and loading all `pages` is quicker than computing `pages`; False while these
-        times are not measured."""
+        """Whether a lookup, storing `unstored` pages and loading all `pages` take less time than computing `pages`;
+        False while these times are not measured. Before the first load, loading counts as being as fast as storing."""
         computing = self.compute_s(pages)
         storing = self._lanes[MoveKind.STORE].rate.seconds(unstored * self._page_bytes)
         loading = self._lanes[MoveKind.LOAD].rate.seconds(pages * self._page_bytes)

@@ -107,7 +107,8 @@ class Engine:
             self.phase_changed.set()
 
     def attach(self, hello: WorkerHello) -> None:
-        """Begin a new epoch: make a new core for the worker that sent the hello, and set the phase to ready."""
+        """Begin a new epoch: make a new core for the worker that sent the hello, and set the phase to ready. If the
+        engine drains, the new core refuses requests too. Watchers of pages are woken."""
         with_store = self._kvstore is not None
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.pages_changed.set)
@@ -120,8 +121,9 @@ class Engine:
         self.pages_changed.set()
 
     def detach(self, error: QuireError, phase: str, detail: str) -> None:
-        """End the epoch, since the worker is gone. Its requests fail with the error, the leases in the kvstore are
-        released, and the phase changes."""
+        """End the epoch, since the worker is gone. Its requests fail with the error, and their sessions are told at
+        once. The leases in the kvstore are released, and the phase changes. Without an epoch, only the phase
+        changes."""
         core, self.core = self.core, None
         self.set_phase(phase, 0.0, detail)
         if core is not None:
@@ -141,7 +143,8 @@ class Engine:
         return session
 
     def close_session(self, session: int) -> None:
-        """Forget the session, which nobody listens to any more, and abort its requests. Idempotent."""
+        """Forget the session, which nobody listens to any more. Its requests are aborted, its transfers end (except
+        those whose lease a client asked for), and its outputs are dropped. Idempotent."""
         self._sinks.pop(session, None)
         if self.core is not None:
             self.core.abort_session(session, now_s())
@@ -158,7 +161,8 @@ class Engine:
     ) -> None:
         """Give a request to the core, with its own trace span. `held_tokens` is the number of leading tokens whose
         pages some replica or kvstore has, according to the router; None: the router did not say. Raises Unavailable if
-        there is no worker, and the QuireError by which the role or the core refuses the request."""
+        there is no worker, and the QuireError by which the role or the core refuses the request; such a refusal is
+        counted."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
@@ -232,7 +236,7 @@ class Engine:
         return replace(self.core.hello.model, max_model_len=self.core.max_len)
 
     def not_ready(self) -> Unavailable:
-        """Return the error for requests while there is no worker."""
+        """Return the Unavailable error (retry after 1 s) for requests while there is no worker."""
         return Unavailable(
             "WORKER_NOT_READY",
             "This replica's worker is not ready.",
@@ -251,7 +255,8 @@ class Engine:
             self._outputs += self.core.on_report(report, now_s())
 
     def next_grant(self) -> Grant | None:
-        """Return the core's next Grant, or None, and carry out the lookups and releases that the core asks for."""
+        """Return the core's next Grant, or None if there is none to send or no core. Start the lookups and releases
+        that the core asks for."""
         if self.core is None:
             return None
         grant = self.core.next_grant(now_s())
@@ -259,8 +264,8 @@ class Engine:
         return grant
 
     def flush(self) -> None:
-        """Deliver the outputs to their sessions, and close sessions that cannot keep up. If the core is idle, wake the
-        tasks that wait for that."""
+        """Deliver the outputs to their sessions; a session whose sink takes no more is closed. Outputs of unknown
+        sessions are dropped. If the core is idle or there is none, wake the tasks that wait for that."""
         if self.core is not None:
             self._outputs += self.core.take_outputs()
         outputs, self._outputs = self._outputs, []
@@ -274,7 +279,8 @@ class Engine:
 
     async def tick(self) -> None:
         """Run for ever. Every 0.1 s, let the sinks send heartbeats, ask for a Grant (which also fails requests past
-        their deadline), and update the metrics."""
+        their deadline), and update the metrics. Every second, also find out how long the oldest waiting request has
+        waited."""
         for tick in itertools.count():
             await asyncio.sleep(_TICK_S)
             for sink in self._sinks.values():
@@ -295,8 +301,8 @@ class Engine:
         self.phase_changed.set()
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Refuse new requests, and return when no request is left. Requests that still run after `timeout_s` are
-        failed; None: wait without limit. Returns the number of failed requests."""
+        """Refuse new requests, and return when no request is left and no transfer is open. Those that remain after
+        `timeout_s` are failed or ended; None: wait without limit. Returns the number of failed requests."""
         self.draining = True
         self.phase_changed.set()
         if self.core is not None:
@@ -318,7 +324,8 @@ class Engine:
         return former, ended
 
     async def close(self) -> None:
-        """Cancel lookups, end the core, and return when all its leases have been released."""
+        """Cancel lookups, end the core (its outputs are not delivered any more), and return when all its leases have
+        been released."""
         for task in list(self._lookups):
             task.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
@@ -331,8 +338,8 @@ class Engine:
     async def _until(
         self, done: Callable[[Scheduler], bool], end: Callable[[Scheduler], int], timeout_s: float | None
     ) -> int:
-        """Wait until `done` is true of the core or there is no core, and return 0. After `timeout_s`, call `end` and
-        return its result."""
+        """Wait until `done` is true of the core or there is no core, and return 0. After `timeout_s` (None: never),
+        call `end`, deliver the outputs and return the result of `end`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while self.core is not None and not done(self.core):
@@ -346,7 +353,8 @@ class Engine:
         return 0
 
     def _changed(self) -> None:
-        """Start the core's lookups and releases and kick the link, after a change that no Report made."""
+        """Start the core's lookups and releases, and have the worker's link send Grants. Called after each change that
+        no Report made."""
         if self.core is not None:
             self._carry_out(self.core)
         self._kick()

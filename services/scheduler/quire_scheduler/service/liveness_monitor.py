@@ -36,8 +36,9 @@ class LivenessMonitor:
         self._heard = self._progressed = now
 
     def failure(self, now: float, *, busy: bool) -> str:
-        """Return why the worker counts as lost; an empty string if it does not. `busy`: slots are held, so the worker
-        should report steps."""
+        """Return why the worker counts as lost: no frame came for `silence_s`, or nothing but heartbeats for
+        `progress_s` while Grants are unanswered or it is `busy` (slots are held). Returns an empty string if it does
+        not."""
         if now - self._heard > self._silence_s:
             return "it is silent"
         if self._sent <= self._retired and not busy:

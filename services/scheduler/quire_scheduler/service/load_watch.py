@@ -26,8 +26,9 @@ _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field
 
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
-    """Yield load messages to one watcher, for ever. A message comes at once when the phase changes, at most once per
-    interval when the load has changed, and every 2 s as a heartbeat."""
+    """Yield load messages to one watcher, for ever. The first comes at once. Then one comes at once when the phase
+    changes, at most once per interval when the load has changed, and every 2 s as a heartbeat. `interval_ms` is kept
+    within 10 ms and 60 s; 0 means the configured one."""
     wanted = interval_ms or engine.config.load_interval_ms
     interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
     loop = asyncio.get_running_loop()
@@ -41,7 +42,8 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
 
 
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
-    """Build the message of the present load. Without a worker, it has the phase but no load figures and no epoch."""
+    """Build the message of the present load; counts too large for their 32-bit field become its maximum. Without a
+    worker, it has the phase but no load figures and no epoch."""
     load = scheduler_pb2.Load(
         instance=instance,
         phase=engine.phase,

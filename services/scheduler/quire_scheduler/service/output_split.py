@@ -33,8 +33,9 @@ T = TypeVar("T")
 
 
 def split_outputs(out: SessionOutputs, most_bytes: int) -> list[SessionOutputs]:
-    """Split the outputs, in order, into pieces of about `most_bytes` at most. A single row, note or entry may be
-    larger. A step that fits, as is usual, is returned unchanged as the only piece."""
+    """Split the outputs into pieces of about `most_bytes` at most: admissions, prompt logprobs, rows with their
+    finished notes, then the other notes. A single row, note or entry may be larger. A step that fits, as is usual, is
+    returned unchanged as the only piece."""
     if _bytes_of(out) <= most_bytes:
         return [out]
     return [
@@ -95,6 +96,7 @@ def _split_prompts(chunks: Sequence[PromptLogprobs], most: int) -> Iterator[list
 
 
 def _split_chunk(chunk: PromptLogprobs, most: int) -> Iterator[PromptLogprobs]:
+    """Split one chunk of prompt logprobs by its positions into chunks of at most `most` bytes."""
     sizes = _ENTRY + _TOP * chunk.logprobs.top_count.astype(np.int64)
     for begin, end in _ranges(sizes, most):
         yield PromptLogprobs(chunk.owner, chunk.first + begin, chunk.logprobs.slice(begin, end, begin))
@@ -102,7 +104,7 @@ def _split_chunk(chunk: PromptLogprobs, most: int) -> Iterator[PromptLogprobs]:
 
 def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
     """Yield the rows in pieces of at most `most` bytes, with their tokens and logprobs. A finished note goes with the
-    last row of its handle."""
+    last row of its handle; further finished notes come after the rows."""
     last = {handle: row for row, handle in enumerate(out.handle.tolist())}
     finished = sorted(out.finished, key=lambda note: last.get(note.handle, -1))
     ends, done = np.concatenate([[0], np.cumsum(out.count, dtype=np.int64)]), 0

@@ -35,7 +35,8 @@ class PageWatches:
         self._open = 0
 
     async def watch(self, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield frames to one watcher, for ever. Raises Overloaded if there are too many watchers already."""
+        """Yield a snapshot of the named pages and then their changes to one watcher, for ever. Raises Overloaded if
+        there are --max-page-watchers watchers already."""
         most = self._engine.config.max_page_watchers
         if self._open >= most:
             raise Overloaded(
@@ -69,8 +70,8 @@ class _Watch:
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
         """Yield a snapshot of the worker's named pages and then their changes, at most once per interval. After a gap,
-        yield a snapshot again. When an epoch ends, yield a frame that says that no pages are held. While there is no
-        worker, yield nothing."""
+        yield a snapshot again. A watcher that resumes in the same epoch gets no snapshot, but a frame at once. When an
+        epoch ends, yield a frame that says that no pages are held. While there is no worker, yield nothing."""
         clock = asyncio.get_running_loop().time
         changed_s = sent_s = clock()
         while True:
@@ -140,7 +141,8 @@ class _Wire:
         self._age_us = min(max(int(age_s * 1e6), 0), _MOST_AGE_US)
 
     def event(self, event: PageEvent) -> common_pb2.PageEvents:
-        """Build the frame of one change."""
+        """Build the frame of one change: its stored chains and its removed pages. If the model has several KV groups,
+        removed pages are listed with their group."""
         frame = self.frame(event.sequence, stored=event.stored)
         for removed in event.removed:
             if self._one_group:
@@ -152,7 +154,8 @@ class _Wire:
     def frame(
         self, sequence: int, *, snapshot: bool = False, snapshot_complete: bool = False, stored: Iterable[Stored] = ()
     ) -> common_pb2.PageEvents:
-        """Build a frame that lists stored pages."""
+        """Build a frame with this epoch, the sequence and the age of the changes, which lists stored pages. `snapshot`:
+        the frame is part of a snapshot; `snapshot_complete`: it is the last part."""
         return common_pb2.PageEvents(
             epoch=self._epoch,
             sequence=sequence,

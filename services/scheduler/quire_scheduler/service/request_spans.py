@@ -21,7 +21,7 @@ class RequestSpans:
 
     def begin(self, session: int, handle: int, context: RequestContext) -> RequestContext:
         """Start the request's span. Returns the context that makes this span the parent of the worker's and the
-        kvstore's spans."""
+        kvstore's spans. Without tracing, or if the handle has a span already, returns the context unchanged."""
         key = (session, handle)
         if not tracing.enabled() or key in self._spans:
             return context
@@ -32,14 +32,15 @@ class RequestSpans:
         return replace(context, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
 
     def refused(self, session: int, handle: int, code: str) -> None:
-        """End the span of a request that was refused."""
+        """End the span of a request that was refused, marked with the error's code. With HANDLE_IN_USE nothing happens,
+        since the span belongs to the earlier request."""
         if code != "HANDLE_IN_USE" and (span := self._spans.pop((session, handle), None)):
             tracing.mark_error(span, code)
             span.end()
 
     def end(self, request: Request, reason: str, code: str) -> None:
-        """End the request's span, with its time in the queue as a child span, its first token and its preemptions as
-        events, and its usage as attributes."""
+        """End the request's span, if it has one. Its time in the queue becomes a child span, its first token and its
+        preemptions become events, and its usage becomes attributes. With a `code`, the span is marked as an error."""
         span = self._spans.pop((request.session, request.handle), None)
         if span is None:
             return

@@ -24,9 +24,9 @@ MOST_JOINED_TOKENS = 1 << 14
 
 
 def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None:
-    """Join two outputs into one that has a single row per handle, ordered by handle. Returns None if the result is too
-    large for one message, if the second has prompt logprobs, or if the second admits a handle that occurs in the
-    first."""
+    """Join two outputs into one that has a single row per handle, ordered by handle: its tokens in order, and its last
+    finish code. The notes of the second follow those of the first. Returns None if the result is too large for one
+    message, or if the second has prompt logprobs or admits a handle that occurs in the first."""
     if len(first.token) + len(second.token) > MOST_JOINED_TOKENS or second.prompt_logprobs:
         return None
     if second.admitted and not _handles(first).isdisjoint(note.handle for note in second.admitted):
@@ -64,7 +64,8 @@ def _handles(outputs: SessionOutputs) -> set[int]:
 
 
 def _moved(count: NDArray[np.int32], order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Reorder groups of `count` items, and return the index that each item had before."""
+    """Reorder consecutive groups of items (`count` items each) by `order`. Returns the index that each item had before,
+    item by item in the new order."""
     begin, counts = np.cumsum(count) - count, count[order]
     return np.repeat(begin[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 

@@ -64,8 +64,8 @@ class Session:
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
         """Open a session by the stream's first message, and yield messages for the router until it wants no more and
-        all its requests have ended. Raises the error that ends the session. Requests that still run at the end are
-        aborted."""
+        all its requests have ended. Raises the error that ends the session, such as FailedPrecondition for a wrong
+        first message. Requests that still run at the end are aborted."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -84,8 +84,8 @@ class Session:
             self._engine.close_session(self._number)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """Queue a step's outputs for the router. Returns False if the queue is full; the session then ends by an
-        error."""
+        """Queue a step's outputs for the router. Returns False if the queue is full; the session then ends by an error.
+        If the router sends no more, the session ends normally once its last request has ended."""
         if not self._take_step(outputs):
             return False
         if self._half_closed:
@@ -94,13 +94,16 @@ class Session:
         return True
 
     def beat(self) -> None:
+        """Queue an empty message if nothing waits in the queue and nothing was queued for 0.35 s, so that the router
+        can tell silence from death."""
         if not self._waiting and asyncio.get_running_loop().time() - self._said_s >= _QUIET_S:
             self._put(scheduler_pb2.SessionResponse())
 
     async def _read(
         self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> None:
-        """Handle the router's messages until it closes its side. An error ends the session."""
+        """Handle the router's messages until it closes its side. Then its requests go on without the handovers that
+        they await, and the session ends when they have ended. An error ends the session at once."""
         try:
             await self._apply(first)
             async for message in requests:
@@ -119,7 +122,7 @@ class Session:
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
         """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
-        answered by a failed note. Between submits, other tasks may run."""
+        answered by a failed note. After each 5 ms of submits, other tasks may run."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
@@ -151,6 +154,7 @@ class Session:
         )
 
     async def _next(self) -> scheduler_pb2.SessionResponse | None:
+        """Wait for the next message in the queue and remove it; None: the session has ended."""
         while not self._waiting:
             self._wake.clear()
             await self._wake.wait()
@@ -186,7 +190,7 @@ class Session:
 
     def _join_last_message(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
         """Join `outputs`, which `message` encodes, to the last message in the queue. Returns False, and changes
-        nothing, if they cannot be joined."""
+        nothing, if the queue is empty, the result would be too large, or the two cannot be joined."""
         if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
             return False
         into = self._waiting[-1]
@@ -202,7 +206,8 @@ class Session:
         return True
 
     def _has_room(self, messages: Sequence[scheduler_pb2.SessionResponse]) -> bool:
-        """Whether the queue has room for these messages. An empty queue has room for one step of any size."""
+        """Whether the queue has room for these messages, by the configured number of messages and of bytes. An empty
+        queue has room for one step of any size."""
         if not self._waiting:
             return True
         size = sum(message.ByteSize() for message in messages)
@@ -210,7 +215,7 @@ class Session:
 
     def _put(self, *messages: scheduler_pb2.SessionResponse) -> bool:
         """Queue the messages. Returns False if the session has ended before, or if there is no room; lack of room ends
-        the session."""
+        the session by an Overloaded error."""
         if self._error is not None:
             return False
         if self._has_room(messages):
@@ -229,12 +234,13 @@ class Session:
         return False
 
     def _end(self, error: QuireError) -> None:
-        """End the session by an error; messages in the queue are dropped."""
+        """End the session by an error, which `run` raises; messages in the queue are dropped."""
         self._error, self._bytes = error, 0
         self._waiting.clear()
         self._add(None)
 
     def _end_if_done(self) -> None:
+        """End the session normally if the router sends no more and none of its requests is left."""
         if self._half_closed and not self._engine.running(self._number):
             self._add(None)
 
@@ -244,7 +250,8 @@ class Session:
         self._wake.set()
 
     def _welcome(self) -> scheduler_pb2.SessionWelcome:
-        """Build the session's first message. It has the worker's epoch and capabilities if there is a worker."""
+        """Build the session's first message: the protocol version, the time between heartbeats and, if there is a
+        worker, its epoch and capabilities."""
         welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION, heartbeat_ms=HEARTBEAT_MS)
         if self._engine.core is not None:
             hello = self._engine.core.hello

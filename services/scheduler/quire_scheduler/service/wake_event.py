@@ -18,7 +18,7 @@ class WakeEvent:
         event.set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the next `set`; False if the time ran out."""
+        """Wait for the next `set`. Returns True when it comes, False if `timeout_s` ran out before (None: no limit)."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

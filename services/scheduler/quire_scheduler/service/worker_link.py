@@ -67,8 +67,9 @@ class WorkerLink:
         engine.call_for_grants(self._kick)
 
     async def run(self) -> None:
-        """Follow the worker's loading, then serve an epoch; after each loss try again with a backoff, until cancelled.
-        If another scheduler has taken over the worker, wait until the worker is free."""
+        """Follow the worker's loading, then serve an epoch. After each loss or unexpected error, fail its requests and
+        try again with a backoff of 0.1 to 2 s, until cancelled. If another scheduler has taken over the worker, wait
+        until the worker is free."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -99,9 +100,9 @@ class WorkerLink:
         await self._channel.close()
 
     async def _wait_until_free(self) -> None:
-        """Wait until no scheduler is attached to the worker, or the worker does not answer. Otherwise two schedulers
-        could take the worker from each other again and again, and serve no request. The worker's epoch does not help,
-        since it changes late in a takeover."""
+        """Ask the worker each second, until no scheduler is attached to it or it does not answer. Otherwise two
+        schedulers could take the worker from each other again and again, and serve no request. The worker's epoch does
+        not help, since it changes late in a takeover."""
         with contextlib.suppress(grpc.RpcError):
             while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
                 await asyncio.sleep(_FREE_POLL_S)
@@ -122,8 +123,9 @@ class WorkerLink:
             raise _lost("it stopped loading")
 
     async def _serve(self) -> None:
-        """Serve one epoch: open Run, attach the engine, then apply Reports and send Grants until the worker ends the
-        stream. Raises QuireError or grpc.RpcError if the worker is lost."""
+        """Serve one epoch: open Run, attach the engine, then apply Reports, send Grants and deliver outputs until the
+        worker ends the stream. Frames of another epoch are dropped. A watchdog ends the stream if the worker is silent
+        or hangs. Raises QuireError or grpc.RpcError if the worker is lost."""
         out = self._out = asyncio.Queue()
         out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
         self._gave_up = ""
@@ -197,8 +199,8 @@ class WorkerLink:
             self._call.cancel()
 
     async def _watch(self) -> None:
-        """Check regularly whether the worker is silent or hangs, and give it up if so. A check that comes late, because
-        this process did not run, begins the measurement anew."""
+        """Check at least every 0.25 s whether the worker is silent or hangs; if so, log it, give the worker up and
+        return. A check that comes late, because this process did not run, begins the measurement anew."""
         loop = asyncio.get_running_loop()
         pause_s = min(_WATCHDOG_S, *(timeout_s / 4 for timeout_s in self._timeouts_s))
         while True:
@@ -242,7 +244,7 @@ def _lost(how: str) -> Unavailable:
 
 
 async def _failure(call: Any) -> QuireError:
-    """Return the error of a stream that ended instead of answering."""
+    """Return the error of a Run stream that ended before its first frame."""
     try:
         await call
     except grpc.RpcError as error:

@@ -74,8 +74,9 @@ class FairQueue:
         self._length += 1
 
     def pop(self) -> Request | None:
-        """Remove and return the next request of the tenant with the lowest counter, and charge the tenant for its
-        prompt; None when empty."""
+        """Remove and return the next request of the tenant with the lowest counter; None when empty. Its order key
+        becomes the number of requests popped so far, and the tenant is charged for its prompt. A tenant without further
+        requests becomes idle."""
         tenant = self._first()
         if tenant is None:
             return None
@@ -97,7 +98,8 @@ class FairQueue:
         return None
 
     def discard(self, request: Request) -> None:
-        """Note that a waiting request has left."""
+        """Count out a request that has left while it waited. A tenant without further requests becomes idle. If most
+        entries of the heap are of idle tenants, they are removed."""
         tenant = self._active[request.context.tenant]
         tenant.queue.discard(request)
         self._length -= 1
@@ -107,7 +109,8 @@ class FairQueue:
                 self._sweep()
 
     def charge(self, context: RequestContext, tokens: int) -> None:
-        """Charge the tenant for output tokens, as QueuePolicy says. The prompt was charged by `pop`."""
+        """Raise the tenant's counter by `tokens` divided by the request's weight. An idle or unknown tenant is charged
+        too, and remembered. `pop` charges the prompt, and callers charge the output."""
         tenant = self._active.get(context.tenant)
         if tenant is None:
             tenant = self._idle.get(context.tenant) or self._new_tenant(context.tenant)
@@ -115,8 +118,9 @@ class FairQueue:
         tenant.served += tokens / context.weight
 
     def room(self, context: RequestContext, free: int) -> bool:
-        """Whether the tenant has fewer requests waiting than its multiple of the `free` places. Each tenant so leaves
-        places to others; the more tenants there are, the more places stay free."""
+        """Whether the tenant may have one more request waiting: it has none, or fewer than 8 times its weight for each
+        of the `free` places. Each tenant so leaves places to others; the more tenants there are, the more places stay
+        free."""
         tenant = self._active.get(context.tenant)
         return tenant is None or len(tenant.queue) < _PER_FREE_PLACE * context.weight * free
 
@@ -147,7 +151,8 @@ class FairQueue:
         return None
 
     def _activate(self, name: str) -> _Tenant:
-        """Make the tenant active, whether it is idle or new, and raise its counter."""
+        """Make the tenant active, whether it is idle or new. Its counter is raised to the lowest counter of the active
+        tenants or, if there are none, to that of the tenant served last. Returns the tenant."""
         first = self._first()
         tenant = self._idle.pop(name, None) or self._new_tenant(name)
         tenant.served = max(tenant.served, first.served if first else self._floor)
@@ -163,7 +168,8 @@ class FairQueue:
         return _Tenant(name, self._tenants, self._floor)
 
     def _deactivate(self, tenant: _Tenant) -> None:
-        """Make a tenant without waiting requests idle; only its counter is kept."""
+        """Make a tenant without waiting requests idle: it no longer counts among the active weights, and only its
+        counter is kept."""
         del self._active[tenant.name]
         self._weights -= tenant.weight
         # A queue that was emptied by discards may still have entries of requests that have left.
@@ -171,15 +177,15 @@ class FairQueue:
         self._remember(tenant)
 
     def _remember(self, tenant: _Tenant) -> None:
-        """Note that an idle tenant has changed. If too many are remembered, the one whose last change is the oldest is
-        dropped."""
+        """Note that an idle tenant has changed. If more than 4096 are remembered, the one whose last change is the
+        oldest is dropped."""
         self._idle[tenant.name] = tenant
         self._idle.move_to_end(tenant.name)
         if len(self._idle) > _REMEMBERED:
             self._idle.popitem(last=False)
 
     def _sweep(self) -> None:
-        """Remove the entries of idle tenants, so that aborts cannot make the heap grow without bound."""
+        """Rebuild the heap from the active tenants only, so that aborts cannot make the heap grow without bound."""
         for _, _, tenant in self._heap:
             tenant.in_heap = False
         self._heap = [(tenant.served, tenant.order, tenant) for tenant in self._active.values()]

@@ -39,6 +39,7 @@ class OrderedQueue:
         self._waiting: dict[int, int] = {}
 
     def push(self, request: Request) -> None:
+        """Add a request. Its order key is made of its level and, within a level, its uid, which grows with arrival."""
         level = self._level(request.context)
         request.take_order_key(level * _ARRIVALS + request.uid)
         heapq.heappush(self._heap, (request.order_key, request))
@@ -82,6 +83,7 @@ class OrderedQueue:
         return self._length
 
     def _count_out(self, request: Request) -> None:
+        """Lower the queue's length and the count of the request's level by one. The heap is not changed."""
         level = self._level(request.context)
         self._length -= 1
         self._waiting[level] -= 1

@@ -88,7 +88,8 @@ class EventWire:
             yield from map(self._stored, event.stored)
 
     def _stored(self, chain: Stored) -> BlockStored:
-        """Convert a chain of named pages to vLLM's event."""
+        """Convert a chain of named pages to vLLM's event: hashes as 64-bit numbers, token ids, the page size and the
+        medium GPU. The group is None if the model has only one."""
         tokens = array("i", chain.tokens)
         if sys.byteorder == "big":
             tokens.byteswap()

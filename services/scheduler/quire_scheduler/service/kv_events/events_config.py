@@ -44,7 +44,8 @@ class KvEventsConfig:
 
     @property
     def binds(self) -> bool:
-        """Whether this scheduler binds the endpoint; else a consumer does, and the scheduler connects to it."""
+        """Whether this scheduler binds the endpoint; else a consumer does, and the scheduler connects to it. If `bind`
+        does not say, the default endpoint, ipc, inproc, and endpoints with * or :: are bound."""
         if self.bind is not None:
             return self.bind
         anywhere = "*" in self.endpoint or "::" in self.endpoint
@@ -78,7 +79,8 @@ def _tcp_hosts(endpoints: list[str]) -> list[str]:
 
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
-    """Parse and check the option's JSON; '' means that nothing is published. Raises ConfigError."""
+    """Parse and check the option's JSON; '' means that nothing is published. Raises ConfigError if it is not a JSON
+    object, or has an unknown field or a bad value."""
     if not text:
         return KvEventsConfig()
     try:
