@@ -48,7 +48,8 @@ def decode_chat(message: pb.RenderChatRequest) -> ChatRequest:
 
 
 def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
-    """Decode a DetokenizeOpen. Raises InvalidArgument with code BAD_COLUMN."""
+    """Decode the options of a request that is to be opened; `parsing` and `trace` are None if the message has none.
+    Raises InvalidArgument for a column of ids with a wrong length (BAD_COLUMN), or tools that are not valid JSON."""
     traced = message.HasField("context") and message.context.traceparent
     return OpenRequest(
         handle=message.handle,
@@ -69,7 +70,8 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
 
 
 def _decode_parsing(message: pb.OutputParsing) -> ParseOptions:
-    """Decode the options for parsing an answer. Raises InvalidArgument if the tools are not valid JSON."""
+    """Decode the options for parsing an answer; without tools in the message, they are None. Raises InvalidArgument if
+    the tools are not a JSON list."""
     return ParseOptions(
         tools=load_json(message.tools_json, "tools", list) if message.tools_json else None,
         calls=message.tool_calls,
@@ -79,8 +81,8 @@ def _decode_parsing(message: pb.OutputParsing) -> ParseOptions:
 
 
 def decode_grammar_source(message: pb.CompileGrammarRequest) -> GrammarSource:
-    """Decode the constraint or the tools that an answer must match. Raises InvalidArgument if the request has
-    neither."""
+    """Decode the source of the grammar that an answer must match: the request's tools, or else its constraint. Raises
+    InvalidArgument if the request has neither."""
     prompt_end = _PROMPT_ENDS.get(message.prompt_end, "unknown")
     if message.HasField("tools"):
         return GrammarSource(
@@ -117,8 +119,9 @@ def encode_grammar(compiled: CompiledGrammar, elapsed_us: int) -> pb.CompileGram
 
 
 def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
-    """Decode the columns of one step; `finish` may be left out where no row finishes. Raises BAD_COLUMN,
-    UNEQUAL_COLUMNS."""
+    """Decode the columns of one step; `finish` may be left out if no row finishes. Raises InvalidArgument with code
+    BAD_COLUMN for a column whose length does not fit its type, and UNEQUAL_COLUMNS if handle, count and finish differ
+    in length."""
     handle, count = i32(message.handle, "handle"), i32(message.count, "count")
     finish = u8(message.finish, "finish") if message.finish else np.zeros(len(handle), np.uint8)
     equal_lengths("rows", handle=handle, count=count, finish=finish)
@@ -126,7 +129,8 @@ def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
 
 
 def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
-    """Encode the answer to one step as one message."""
+    """Encode the answer to one step as one message: rows, offsets, parsed parts, reasoning tokens, and errors by
+    handle. Columns of parts and of reasoning tokens are left out if there are none."""
     response = pb.DetokenizeResponse(
         handle=pack_i32(answer.handle),
         text=answer.text,
@@ -150,7 +154,7 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
 
 def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeResponse]:
     """Encode the answer to one step as several messages, as many as its texts need. All messages but the last have
-    `more` set."""
+    `more` set; `cut` says that the text of the last row goes on in the next message. The last message has the time."""
     responses: list[pb.DetokenizeResponse] = []
     for part, cut in in_parts(answer):
         responses.append(encode_step(part, 0))
@@ -160,7 +164,8 @@ def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeRes
 
 
 def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:
-    """Encode the information about the model and its tokens that clients of the service need."""
+    """Encode the facts about the model that clients need: name, vocabulary size, EOS and BOS ids, digest, thinking
+    marks, parsers, and whether there is a chat template."""
     return pb.GetTokenizerInfoResponse(
         model=vocabulary.model,
         vocab_size=vocabulary.size,

@@ -48,7 +48,8 @@ class Encoder:
     ) -> list[Ids]:
         """Encode each text. With `add_special_tokens`, the tokenizer adds its special tokens, such as bos, around the
         text. Without `allow_special_tokens`, no part of the text becomes a special token. Raises PROMPT_TOO_LONG if a
-        text has more than `max_tokens` tokens (0: no limit)."""
+        text has more than `max_tokens` tokens (0: no limit), and other errors for too many texts, too many bytes or
+        invalid Unicode."""
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
@@ -61,7 +62,8 @@ class Encoder:
             return plain([text[start:end]], special=False)[0]
 
         def framed(ids: Ids) -> Ids:
-            """Return the ids with the special tokens that the tokenizer adds around a text."""
+            """Return the ids with the special tokens that the tokenizer adds around a text, if these are wanted. Finds
+            them by encoding a word with and without them."""
             if not add_special_tokens:
                 return ids
             around, inner = plain([_WORD])[0].tolist(), plain([_WORD], special=False)[0].tolist()
@@ -72,8 +74,8 @@ class Encoder:
         return await self._run(texts, plain, piece, framed, max_tokens)
 
     async def encode_marked(self, text: str, specials: Sequence[tuple[int, int]], *, max_tokens: int) -> Ids:
-        """Encode a text that has special tokens only at the given spans (start and end character). Raises
-        PROMPT_TOO_LONG as `encode` does."""
+        """Encode a text that has special tokens only at the given spans (start and end character), which are in order.
+        No special tokens are added around the text. Raises PROMPT_TOO_LONG as `encode` does."""
         self._check([text])
         starts = [start for start, _end in specials]
 
@@ -96,9 +98,9 @@ class Encoder:
         framed: Callable[[Ids], Ids],
         max_tokens: int,
     ) -> list[Ids]:
-        """Encode the texts. A few characters are encoded in the event loop, more characters in threads, and a long text
-        in pieces, if the tokenizer allows cuts. If a text surely has more than `max_tokens` tokens, it is refused
-        before all of it is encoded."""
+        """Encode the texts with `encode`: at most _INLINE_CHARS characters in the event loop, more in threads. If the
+        tokenizer allows cuts, a long text is encoded in pieces by `piece`, and `framed` adds the special tokens around
+        it. Raises PROMPT_TOO_LONG, if possible before all of a text is encoded."""
 
         def encode_within_limit(some: Sequence[str]) -> list[Ids]:
             """Encode some of the texts. Raises the error of a text with more than `max_tokens` tokens, if possible
@@ -129,7 +131,8 @@ class Encoder:
 
     async def _in_pieces(self, text: str, piece: Callable[[str, int, int], Ids], max_tokens: int) -> Ids:
         """Encode a long text piece by piece, in threads, without special tokens around it. Raises PROMPT_TOO_LONG as
-        soon as the pieces so far have too many ids."""
+        soon as the pieces so far have too many ids, or before if the text has too many bytes. Raises TEXT_TOO_LARGE for
+        a text without places to cut."""
         if max_tokens:
             self._check_bytes(text, max_tokens)
         parts: list[Ids] = []
@@ -150,8 +153,9 @@ class Encoder:
 
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
-        """Encode the beginning of a very long text, with at least 8 characters per allowed token. Raise PROMPT_TOO_LONG
-        if this beginning already has too many tokens."""
+        """Refuse a very long text early: encode its beginning, of at least 8 characters per allowed token, and raise
+        PROMPT_TOO_LONG if it has more than _PROBE_SLACK tokens too many. Does nothing for a text of less than twice
+        this beginning, or if no space behind a word can end the beginning."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return
@@ -162,7 +166,7 @@ class Encoder:
                 raise prompt_too_long(found - _PROBE_SLACK, max_tokens, exact=False)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Raise TooLarge for too many texts or bytes, and InvalidArgument for text that is not valid Unicode."""
+        """Raise TooLarge for too many texts or UTF-8 bytes, and InvalidArgument for text that is not valid Unicode."""
         if len(texts) > self._max_texts:
             raise TooLarge(
                 "TOO_MANY_TEXTS",

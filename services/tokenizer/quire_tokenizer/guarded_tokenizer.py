@@ -66,8 +66,8 @@ class GuardedTokenizer:
         return [self._resolve(encoding.ids) for encoding in encodings]
 
     def encode_marked(self, text: str, specials: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Encode a text in which the given spans, in order, are special tokens. No special tokens are added around
-        it."""
+        """Encode a text in which the given spans, in order, are special tokens, by a secret mark before each. No
+        special tokens are added around the text. Raises InvalidArgument as `encode_batch` does."""
         parts, position = [], 0
         for start, _ in specials:
             parts += [text[position:start], self._mark]
@@ -76,10 +76,9 @@ class GuardedTokenizer:
         return self.encode_batch(["".join(parts)], add_special_tokens=False)[0]
 
     def _add_names(self, added: Mapping[int, AddedToken]) -> NDArray[np.int32]:
-        """Give the added tokens ids from `_base` on in this tokenizer, and return the real id of each.
-
-        Fillers keep these ids apart from all real ones: post-processors add tokens by their real ids.
-        """
+        """Add the added tokens to this tokenizer, with ids from `_base` on; special tokens get their secret names.
+        Returns the real id for each of these ids, _NO_TOKEN for the split mark. Fillers keep these ids apart from all
+        real ones: post-processors add tokens by their real ids."""
         fillers = self._base - self._tokenizer.get_vocab_size()
         names = [AddedToken(f"{self._mark}filler{n}", normalized=False) for n in range(fillers)]
         real = {self._split: _NO_TOKEN}
@@ -105,8 +104,8 @@ class GuardedTokenizer:
         return ids
 
     def _without_leaks(self, text: str, leaks: TextMatcher) -> str:
-        """Split the text of each special token after its first character, so that it stays text. Special tokens that
-        the template wrote are not split."""
+        """Insert a split mark after the first character of each special token's text, so that it stays text. The texts
+        after the secret mark, which the template wrote, are left as they are."""
         parts, at = list[str](), 0
         for start, _end in leaks.spans(text):
             if not text.startswith(self._mark, max(0, start - len(self._mark)), start):
@@ -115,8 +114,8 @@ class GuardedTokenizer:
         return "".join([*parts, text[at:]])
 
     def _find_leaks(self, specials: Mapping[int, str]) -> tuple[TextMatcher | None, frozenset[int]]:
-        """Find the special tokens that the model itself would make of their text, as Unigram models do. Returns a
-        matcher for their texts (None if there are none), and their ids."""
+        """Find the special tokens that the model itself would make of their text, as Unigram models do; texts of one
+        character are left out. Returns a matcher for their texts (None if there are none), and their ids."""
         unigram = isinstance(self._tokenizer.model, Unigram)
         # The model makes these tokens of unknown characters, so they do not come from their own text.
         unknown = self._tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids

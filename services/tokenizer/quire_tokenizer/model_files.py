@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def read_model_files(
     model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
 ) -> ModelFolder:
-    """As read_model_folder, where `model` and `tokenizer` may be GGUF files too. Raises ConfigError or Unsupported."""
+    """Read the text files of a model and its tokenizer, each a folder or a GGUF file; if one is empty, the other counts
+    for both. Name and first EOS ids come from the model, all else from the tokenizer. `chat_template` is a file that
+    replaces the templates; `overrides` replace fields of the model's configuration. Raises ConfigError or
+    Unsupported."""
     main, text = Path(model or tokenizer), Path(tokenizer or model)
     if not is_gguf(main) and not is_gguf(text):
         return read_model_folder(model, tokenizer, chat_template, overrides)
@@ -46,7 +49,8 @@ def read_model_files(
 
 
 def _name_and_eos(model: Path, overrides: Mapping[str, Any] | None) -> tuple[str, tuple[int, ...]]:
-    """The name and the EOS ids that a model itself gives, whatever its tokenizer is."""
+    """Return the name and the EOS ids that a model itself gives, whatever its tokenizer is. EOS ids of `overrides`
+    replace those of config.json or of the GGUF file. Raises ConfigError."""
     if is_gguf(model):
         opened = open_gguf(model)
         if overrides and EOS_FIELD in overrides:

@@ -72,8 +72,8 @@ def read_model_folder(
 
 
 def eos_ids_of_folder(folder: Path, overrides: Mapping[str, Any] | None = None) -> list[int]:
-    """Return the eos ids of generation_config.json, and of config.json with these overrides. Raises ConfigError, also
-    if there is no such folder."""
+    """Return the eos ids of generation_config.json, and of config.json, where those in `overrides` replace them. Raises
+    ConfigError, also if there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",
@@ -97,7 +97,8 @@ def read_template(path: str) -> str:
 
 
 def _read_tokenizer(path: Path) -> bytes:
-    """Read tokenizer.json. Raises ConfigError."""
+    """Return the bytes of tokenizer.json. Raises ConfigError if the file cannot be read; the error names a GGUF file of
+    the folder, if there is one."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -110,7 +111,8 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the file's JSON object; empty if there is no such file. Raises ConfigError."""
+    """Return the file's JSON object; empty if there is no such file. Raises ConfigError for a file that cannot be read
+    or has no JSON object."""
     if not path.is_file():
         return {}
     try:
@@ -123,7 +125,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Read a UTF-8 file. Raises ConfigError."""
+    """Read a UTF-8 file. Raises ConfigError if it cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -167,8 +169,8 @@ def _eos_ids(path: Path) -> list[int]:
 
 
 def _token_ids(value: object, source: str, fix: str) -> list[int]:
-    """Return the token ids of a field that has one id or a list of ids. Raises ConfigError for a number that is not an
-    int32."""
+    """Return the token ids of a field that has one id or a list of ids; values that are not integers are left out.
+    Raises ConfigError, which names `source` and has `fix`, for a number that is not an int32."""
     values = value if isinstance(value, list) else [value]
     ids = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
     for wrong in (v for v in ids if abs(v) > MAX_I32):
@@ -181,8 +183,9 @@ def _token_ids(value: object, source: str, fix: str) -> list[int]:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name. The file chat_template.jinja takes precedence over the same template within
-    the JSON files."""
+    """Return the chat templates by name, from tokenizer_config.json or else chat_template.json. The file
+    chat_template.jinja takes precedence as the default template, and files in additional_chat_templates over templates
+    of their names."""
     found = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(found, str):

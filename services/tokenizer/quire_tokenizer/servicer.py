@@ -65,7 +65,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> AsyncIterator[pb.DetokenizeResponse]:
         """Turn a stream of engine steps into text. Each message opens, advances and closes requests. Each message is
-        answered by one message, or by several if its texts may be long."""
+        answered by one message, or by several if its texts may be long. An error of one request is in the answer. Long
+        work gives way to other streams."""
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
                 started, answer = time.perf_counter_ns(), StepText()
@@ -114,6 +115,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return codec.encode_info(self._texts.tools.vocabulary)
 
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        """Do the work of one request of a Tokenize stream: render, compile or encode. Returns the answer without the
+        request's id."""
         if request.HasField("render"):
             return pb.TokenizeResponse(rendered=await self._render(request.render))
         if request.HasField("compile"):
@@ -121,7 +124,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.TokenizeResponse(encoded=await self._encode(request.encode))
 
     async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
-        """Encode the request's texts, and count their tokens."""
+        """Encode the request's texts, and count their tokens in the metric. Many ids are copied to the answer in a
+        thread; the time in the answer is without this copy."""
         started = time.perf_counter_ns()
         ids = await self._texts.tools.encoder.encode(
             list(request.texts),
@@ -142,7 +146,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return codec.encode_grammar(compiled, _since_us(started))
 
     async def _render(self, request: pb.RenderChatRequest) -> pb.RenderChatResponse:
-        """Render the conversation and, unless `text_only`, encode the text."""
+        """Render the conversation and, unless `text_only`, encode the text, which `ids_only` leaves out of the answer.
+        The answer also says whether the prompt ends within reasoning or after it."""
         started = time.perf_counter_ns()
         tools = self._texts.tools
         with statistics.rendering():

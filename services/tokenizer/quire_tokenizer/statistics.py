@@ -42,7 +42,7 @@ def encoded(tokens: int) -> None:
 
 
 def stepped(answer: StepText) -> None:
-    """Count one step of a stream."""
+    """Count the tokens of one step of a stream that were used, and the errors of its requests by code."""
     _detokenized_tokens.inc(sum(answer.used))
     for _, error in answer.errors:
         _errors.labels(error.code).inc()
@@ -96,7 +96,8 @@ def streaming() -> Iterator[None]:
 
 
 def ended(request: EndedRequest) -> None:
-    """Count a request that has ended, and record one span for all of its detokenizing, where it is traced."""
+    """Count a request that has ended, by a stop string or by the engine, its parsers, and the failures of its tool
+    calls. Record one span for all of its detokenizing if it is traced."""
     (_by_string if request.stopped_by_string else _by_engine).inc()
     for kind, parser in request.parsers:
         _parsed.labels(kind, parser).inc()

@@ -18,7 +18,8 @@ _NORMALIZATION = {"NFC": 3, "NFD": 4, "NFKC": 11, "NFKD": 11}
 
 def largest_growth(steps: Iterable[dict[str, Any]]) -> float:
     """Return the UTF-8 bytes into which these steps, one after the other, can turn one byte of a text. A step is an
-    object of tokenizer.json with its `type`. Normalization counts once: a normalized text stays as it is."""
+    object of tokenizer.json with its `type`. Normalization counts once: a normalized text stays as it is. Beyond
+    LARGEST_GROWTH, further steps are not counted."""
     growth = 1.0
     normalized = 1
     for step in steps:

@@ -88,7 +88,8 @@ class TextService:
     @contextlib.contextmanager
     def detokenizing(self) -> Iterator[Detokenizer]:
         """Return a context that yields the state of a Detokenize stream, and counts the stream while it is open. Raises
-        Overloaded if too many streams are open."""
+        Overloaded if too many streams are open, and Unavailable before the model is loaded. While the process drains,
+        the stream takes no new request."""
         vocabulary = self.tools.vocabulary
         if len(self._streams) >= self._config.max_streams:
             raise Overloaded(
@@ -119,14 +120,15 @@ class TextService:
         return sum(map(len, self._streams))
 
     async def close(self) -> None:
-        """Release threads and processes."""
+        """Close the threads without waiting for them, and end the child processes."""
         self._work.close()
         await self._renders.close()
         if self._tools is not None:
             await self._tools.grammars.close()
 
     def _load(self) -> TextTools:
-        """Read the model's files and make the tools. Runs in a thread. Raises ConfigError."""
+        """Find the files of the model and its tokenizer, download those of the hub, read them, and make the tools. Logs
+        a warning if the model names no EOS token. Runs in a thread. Raises ConfigError."""
         config = self._config
         model = resolve_model(config.model, config.revision, config.download_dir, tokenizer_only=True)
         tokenizer = resolve_model(

@@ -172,7 +172,8 @@ def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added:
 
 
 def _check_growth(folder: ModelFolder, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError if this tokenizer can make a text too many times longer."""
+    """Raise ConfigError if this tokenizer's steps can make a text more than LARGEST_GROWTH times longer when it encodes
+    or decodes."""
     growth = max(
         largest_growth(_pipeline_steps(tokenizer.normalizer) + _pipeline_steps(tokenizer.pre_tokenizer)),
         largest_growth(_pipeline_steps(tokenizer.decoder)),

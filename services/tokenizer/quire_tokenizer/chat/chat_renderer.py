@@ -71,9 +71,9 @@ class ChatRenderer:
             self._provenance(source)
 
     async def render(self, request: ChatRequest) -> Rendering:
-        """Render the conversation by its template. Returns the text, and where the special tokens are that the template
-        wrote. Where the user's text could hold some, it is rendered twice, plain and disguised. Raises typed errors of
-        this request alone."""
+        """Render the conversation by its chat template, and find the special tokens that the template wrote. Work on a
+        conversation of more than _INLINE_CHARS characters runs in threads; conversations of more than _LARGE_CHARS take
+        turns. Raises a QuireError that concerns this request alone."""
         self._check(request)
         chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
         run = _run_here if chars <= _INLINE_CHARS else self._work.run
@@ -83,7 +83,9 @@ class ChatRenderer:
             return await self._render(request, run)
 
     async def _render(self, request: ChatRequest, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Rendering:
-        """Render a checked conversation; `run` runs the parts of the work that take the longer, the longer it is."""
+        """Parse a checked request, and render its template with the user's data. If that data could hold a special
+        token, render the disguised data too, and reconcile both texts. Cut the text if the last message is to be
+        continued. `run` runs the steps that take longer for a longer conversation, here or in a thread."""
         conversation, source = await run(lambda: self._read(request))
         provenance, values = self._provenance(source), conversation.values
         plain = await self._pool.render(source, self._variables(request, values))
@@ -96,8 +98,9 @@ class ChatRenderer:
         return _cut(rendering) if conversation.continued else rendering
 
     def _read(self, request: ChatRequest) -> tuple[Conversation, str]:
-        """Parse the conversation and choose its template. Where its last message is to be continued, its end is
-        marked."""
+        """Parse the conversation, and choose the source of its template. With `continue_final_message`, mark the end of
+        the last message's text. Raises InvalidArgument or Unsupported for a bad conversation, and FailedPrecondition if
+        there is no template."""
         conversation = parse_conversation(request.messages_json, request.tools_json, request.kwargs_json)
         source = self._source(request, conversation)
         if request.continue_final_message:
@@ -105,8 +108,9 @@ class ChatRenderer:
         return conversation, source
 
     def _check(self, request: ChatRequest) -> None:
-        """Raise the error of a request whose options exclude each other, that brings a template against the rules, or
-        is too large."""
+        """Raise InvalidArgument for options that exclude each other (generation prompt and continued message). Raise
+        PermissionDenied for a template of the request if those are forbidden. Raise TooLarge if JSON and template
+        together exceed the limit of bytes, or the template exceeds _MAX_TEMPLATE_CHARS."""
         if request.add_generation_prompt and request.continue_final_message:
             raise InvalidArgument(
                 "CONFLICTING_PROMPT_END",
@@ -148,8 +152,8 @@ class ChatRenderer:
         return source
 
     def _variables(self, request: ChatRequest, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the template's variables: the user's values, the model's special tokens, and the request's two
-        switches."""
+        """Return the template's variables: the user's values, then the texts of the model's special tokens and the
+        request's two switches, which replace values of the same name. `documents` is None unless the user gives it."""
         ours = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -184,8 +188,9 @@ def _compile(name: str, source: str) -> None:
 
 
 def _cut(rendering: Rendering) -> Rendering:
-    """End the text where the last message's text ended, as if the model had written it so far. Raises InvalidArgument
-    where the template does not show that text."""
+    """Cut the text at the continuation mark, where the last message's text ends, and drop special tokens beyond. If the
+    space after the mark is gone, the template trims messages, and white space at the end is removed too. Raises
+    InvalidArgument if the text has no mark."""
     end = rendering.text.rfind(CONTINUATION_MARK)
     if end < 0:
         raise InvalidArgument(

@@ -42,12 +42,15 @@ class ChatTemplate:
         self._takes_parts: bool | None = None
 
     def render(self, variables: dict[str, Any], max_chars: int) -> str:
-        """The text; raises what the template raises, and OutputTooLarge."""
+        """Return the text of the conversation. Each message's content is first put into the form that the template
+        reads. Raises OutputTooLarge for more than `max_chars` characters, and whatever the template raises."""
         variables = variables | {"messages": [self._adapted(message) for message in variables["messages"]]}
         return self._generate(variables, max_chars)
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the message with its content as the template reads it: most want a string, some a list of parts."""
+        """Return the message with its content as the template reads it. A template that takes parts gets a string as a
+        list of one text part. Any other template gets a list of parts as one string, the texts joined by line
+        breaks."""
         content = message.get("content")
         if isinstance(content, list) and not self.takes_parts:
             return message | {"content": "\n".join(part["text"] for part in content)}
@@ -57,8 +60,9 @@ class ChatTemplate:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the template shows content that is a list of parts, and drops a string. Found by rendering both,
-        once."""
+        """Whether the template shows the text of content that is a list of parts, and drops content that is a string.
+        The first use finds it out by rendering a probe in both forms. A template that merely prints the list does not
+        count."""
         if self._takes_parts is None:
             as_string = self._try(_PROBE)
             as_parts = self._try([{"type": "text", "text": _PROBE}])
@@ -68,7 +72,7 @@ class ChatTemplate:
         return self._takes_parts
 
     def _try(self, content: str | list[dict[str, str]]) -> str:
-        """Render one message with this content; an empty text if the template raises."""
+        """Render one user message with this content. Returns an empty text if the template raises an error."""
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
         try:
             return self._generate(variables, max_chars=_PROBE_CHARS)
@@ -76,8 +80,8 @@ class ChatTemplate:
             return ""
 
     def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
-        """Render piece by piece. Raises OutputTooLarge as soon as there are more than `max_chars`, and whatever the
-        template raises."""
+        """Render piece by piece, and return the text. Raises OutputTooLarge as soon as there are more than `max_chars`
+        characters, and whatever the template raises."""
         pieces, chars = [], 0
         for piece in self._template.generate(variables):
             chars += len(piece)
@@ -99,7 +103,8 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Make the sandbox that templates are compiled in, with the functions, filters and tags that they may use."""
+    """Make the immutable sandbox in which templates are compiled, with Hugging Face's conventions: trimmed blocks, loop
+    controls, `{% generation %}`, the filter `tojson`, and the functions `raise_exception` and `strftime_now`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )

@@ -42,8 +42,9 @@ class Conversation:
         return {"messages": self.messages, "tools": self.tools, **self.kwargs}
 
     def marked_for_continuation(self) -> Conversation:
-        """Return a copy with a mark after the last message's text, and a space, which shows whether the template trims.
-        Raises InvalidArgument where the message has no text."""
+        """Return a copy whose last message's text, or last part's text, ends with CONTINUATION_MARK and a space, and
+        which is `continued`. A template that trims messages removes the space. Raises InvalidArgument if the message
+        has no text."""
         *before, last = self.messages
         mark, content = CONTINUATION_MARK + " ", last.get("content")
         if isinstance(content, list) and content:
@@ -61,8 +62,9 @@ class Conversation:
 
 
 def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
-    """Parse and check the messages, the tools and the template's arguments. Raises InvalidArgument or Unsupported that
-    says which message is wrong, and why."""
+    """Parse and check the messages, the tools and the template's arguments, all of them JSON. Raises InvalidArgument
+    for no messages, a malformed message or tool, a reserved argument, too deep nesting, lone surrogates, or a text with
+    CONTINUATION_MARK. Raises Unsupported for a content part that is not text. An empty list of tools becomes None."""
     messages = load_json(messages_json, "messages", list)
     tools = load_json(tools_json, "tools", list) if tools_json else None
     kwargs = load_json(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
@@ -92,8 +94,8 @@ def _refuse_constant(name: str) -> None:
 
 
 def load_json(text: str, param: str, kind: type) -> Any:
-    """Parse JSON that must be of this kind, a list or an object. Raises InvalidArgument, also for JSON that is nested
-    too deeply."""
+    """Parse JSON whose value must be of this kind, `list` or `dict`. Raises InvalidArgument, which names `param`, for
+    invalid JSON (NaN included), another kind, too many values or too deep nesting."""
     if len(text) > MAX_STRUCTURE:
         check_structure(text.encode(errors="surrogatepass"), param)
     try:
@@ -109,7 +111,9 @@ def load_json(text: str, param: str, kind: type) -> Any:
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
-    """Return a checked copy of a message; `where` names it in errors. Raises InvalidArgument or Unsupported."""
+    """Return a checked copy of a message, with parsed arguments of its tool calls; `where` names the message in errors.
+    The role must be one of ROLES. Content is a string or a list of text parts, and only an assistant's message with
+    calls may leave it out. Raises InvalidArgument or Unsupported."""
     if not isinstance(message, dict):
         raise _bad("BAD_MESSAGE", f"{where} is not an object.", 'Send {"role": ..., "content": ...}.')
     role = message.get("role")
@@ -134,7 +138,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """Return a content part, which must be text. Raises InvalidArgument, or Unsupported for a part of another type."""
+    """Return the type and the text of a content part, without other fields. Raises Unsupported for a part that is not
+    text, and InvalidArgument for a malformed part; `where` names the part in errors."""
     if not isinstance(part, dict):
         raise _bad("BAD_CONTENT", f"{where} is not an object.", 'Send {"type": "text", "text": ...}.')
     kind = part.get("type")
@@ -151,8 +156,9 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Check the tool calls, and parse their arguments: OpenAI writes these as JSON in a string, templates expect the
-    object. Raises InvalidArgument."""
+    """Return copies of the tool calls with their arguments parsed: OpenAI writes these as JSON in a string, templates
+    expect the object. Missing or blank arguments become an empty object. Raises InvalidArgument for malformed calls, or
+    arguments that are no object."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _bad("BAD_TOOL_CALLS", f"{where} is not a list of objects.", "Send OpenAI's tool_calls.")
     results = []
@@ -168,7 +174,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_depth(value: Any, left: int) -> None:
-    """Raise InvalidArgument where lists and objects are nested more than `left` levels deep."""
+    """Raise InvalidArgument if any value lies within `left` or more lists and objects."""
     if not left:
         raise _too_deep("messages")
     if isinstance(value, list):

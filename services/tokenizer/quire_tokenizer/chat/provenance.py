@@ -72,8 +72,9 @@ class Provenance:
         self._characters = _choose_characters(guarded)
 
     def disguise_for(self, values: Any) -> Disguise | None:
-        """Choose a disguise for the user's data. Returns None if no part of the data could become a special token.
-        Raises InvalidArgument if the data itself uses all symbols."""
+        """Choose a disguise for the user's data: each character that guards special tokens and occurs in the data gets
+        a symbol that does not occur there. Returns None if the data, keys included, has no such character, so that no
+        part of it could become a special token. Raises InvalidArgument if the data uses symbols of every block."""
         text = "\0".join(strings_of(values))
         present = [c for c in self._characters if c in text]
         if not present:
@@ -98,8 +99,8 @@ class Provenance:
 
     def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:
         """Choose between the rendering of the plain user data and that of the disguised data. Returns the plain text if
-        the template surely wrote its special tokens. Otherwise returns the disguised text, with the disguise taken
-        off."""
+        both agree without the disguise, or if they have the same special tokens and the user wrote none. Otherwise
+        returns the disguised text, with the disguise taken off."""
         spans = self._spans(disguised)
         revealed = _translated(disguised, disguise.to_plain)
         if revealed == plain:
@@ -130,7 +131,8 @@ def strings_of(value: Any) -> Iterator[str]:
 
 
 def _choose_characters(specials: Collection[str]) -> tuple[str, ...]:
-    """Choose few characters, of which every special token has at least one."""
+    """Choose few punctuation characters, of which every special token has at least one. Takes, again and again, the
+    character that most of the remaining tokens have; of equals, the first in _PREFERRED."""
     left, chosen = set(specials), list[str]()
     while left:
         candidates = sorted({c for s in left for c in _punctuation(s)})

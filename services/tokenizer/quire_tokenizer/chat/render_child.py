@@ -25,8 +25,8 @@ _RECURSION_LIMIT = 1000
 
 
 def main() -> int:
-    """Answer the jobs that come on stdin, one by one, until it ends. The process's arguments are its memory limit in
-    bytes, and the seconds after which a single job kills it."""
+    """Limit the process, report that it is ready, and answer the jobs that come on stdin, one by one, until it ends.
+    The process's arguments are its memory limit in bytes, and the seconds after which a single job kills it."""
     memory_bytes, alarm_s = int(sys.argv[1]), float(sys.argv[2])
     sys.setrecursionlimit(_RECURSION_LIMIT)
     limit_process(memory_bytes)
@@ -42,7 +42,8 @@ def main() -> int:
 
 
 def run_job(job: Frame) -> Frame:
-    """Render one job. Returns the text as the payload, or {"error": kind, "message": ...}; never raises."""
+    """Render one job: its message has the template's source and `max_chars`, its payload the variables as JSON. Returns
+    the text as the payload, or {"error": kind, "message": ...}; never raises."""
     try:
         text = _template(job.message["source"]).render(json.loads(job.payload), job.message["max_chars"])
         return Frame({}, text.encode(errors="surrogatepass"))
@@ -68,8 +69,9 @@ def _template(source: str) -> ChatTemplate:
 
 
 def _error(kind: str, error: Exception) -> Frame:
-    """Return the answer for an error, without the conversation: only errors that speak of the template alone are
-    quoted."""
+    """Return the answer {"error": kind, "message": ...} for an error. The message quotes a syntax error with its line,
+    a refusal by the template, and the name of an undefined variable, at most 1,000 characters. Of other errors it has
+    the type alone, since their text may contain the conversation."""
     if isinstance(error, TemplateSyntaxError):
         message = f"line {error.lineno}: {error}"
     elif isinstance(error, TemplateRefused | UndefinedError):

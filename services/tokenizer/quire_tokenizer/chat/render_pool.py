@@ -55,8 +55,9 @@ class RenderPool:
         return self._large_slots.slot()
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Wait for a free child process, and render the template in it. Raises Overloaded if too many renderings wait.
-        Raises InvalidArgument or another typed error for a fault of the template or the conversation."""
+        """Wait for a free child process, render the template in it, and return the text. Raises Overloaded if too many
+        renderings wait, or the process does not start. Raises InvalidArgument or TooLarge if the template fails or
+        refuses, takes too much time or memory, writes too much, or ends its process."""
         values = _json(variables)
         job = framed({"source": source, "max_chars": self._max_chars}, len(values))
         try:
@@ -75,8 +76,8 @@ class RenderPool:
 
 
 def _json(variables: Mapping[str, Any]) -> bytes:
-    """Return the variables as JSON. They may be megabytes, and the event loop waits: orjson takes a tenth of json's
-    time, but refuses lone surrogates and integers above 64 bits."""
+    """Return the variables as JSON. They may be megabytes, and the event loop waits, so orjson writes them, in a tenth
+    of json's time. What orjson refuses, lone surrogates and integers above 64 bits, json writes."""
     try:
         return orjson.dumps(variables)
     except TypeError:
@@ -88,6 +89,7 @@ def _overloaded(waiting: int) -> QuireError:
 
 
 def _not_started() -> QuireError:
+    """Return the error of a rendering whose child process did not start."""
     return Overloaded(
         "RENDER_PROCESS_FAILED",
         "The process that renders chat templates did not start.",

@@ -47,7 +47,8 @@ def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMark
 
 
 def _configured(tokenizer: Tokenizer, text: str) -> ThinkingMarks:
-    """Return the marks that --reasoning-config gives, as token ids. Raises ConfigError."""
+    """Return the token ids of the two strings in --reasoning-config. Raises ConfigError for text that is not JSON of
+    just these two, or a string of no tokens or more than MAX_MARK_TOKENS."""
     try:
         config = json.loads(text)
     except ValueError as error:

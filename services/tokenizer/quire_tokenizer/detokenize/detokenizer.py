@@ -95,7 +95,8 @@ class StepText:
     """(handle, number of reasoning tokens so far) for each request whose number has grown."""
 
     def add_row(self, handle: int, text: str, stop_index: int, used: int) -> None:
-        """Append one request's row."""
+        """Append one request's row: its text, the index of its stop string or -1, and the number of its tokens that
+        count."""
         self.handle.append(handle)
         self.text.append(text)
         self.stop_index.append(stop_index)
@@ -152,9 +153,10 @@ class Detokenizer:
         return len(self._open) + len(self._replaying)
 
     def open(self, request: OpenRequest) -> Iterator[None]:
-        """Start a request, or continue one from its prior tokens; more prior tokens may follow in further opens. Yields
-        after each piece of work, so that the event loop can run other tasks. If it raises an error, only this request
-        is affected, and is not open."""
+        """Start a request, or continue a start with `further`: replay its prior tokens, and open it unless `more_prior`
+        says that more are to come. Yields between pieces of _TURN_TOKENS tokens, so that the event loop can run other
+        tasks. A `further` open of an unknown handle does nothing. If it raises a QuireError, for bad options or ids,
+        only this request is affected, and is not open."""
         opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
         if opening is None:
             return
@@ -176,7 +178,9 @@ class Detokenizer:
         self._open[request.handle] = opening
 
     def _start(self, request: OpenRequest) -> _Open:
-        """Check a new request, and make its text stream. It is not open yet."""
+        """Check a new request, and make its decoder and text stream, ready for prior tokens. The model's EOS tokens are
+        hidden at the end, as the request's stop tokens are. The request is not open yet. Raises the errors of
+        `_check`."""
         self._check(request)
         decoder = self._vocabulary.decoder(
             skip_special_tokens=request.skip_special_tokens,
@@ -197,9 +201,10 @@ class Detokenizer:
         return _Open(stream, request.trace, time.time_ns())
 
     def step(self, rows: TokenRows, answer: StepText) -> None:
-        """Advance the requests of these rows, and append a row for each to `answer`. Close the requests that finish or
-        match a stop string. Rows whose handles are not open are skipped. Raises BAD_COLUMN for columns that contradict
-        each other."""
+        """Advance the requests of these rows, and append their text, offsets, parts and counts to `answer`. Close
+        requests that finish or match a stop string, and call `on_end`. A negative token id closes its request with an
+        error in `answer`. Rows whose handles are not open are skipped. Raises BAD_COLUMN if the counts contradict the
+        tokens."""
         counts, tokens = rows.count.tolist(), rows.token.tolist()
         if sum(counts) != len(tokens) or (counts and min(counts) < 0):
             raise bad_rows(sum(counts), len(tokens))
@@ -251,7 +256,7 @@ class Detokenizer:
             self._replaying.pop(handle, None)
 
     def _ended(self, request: _Open, *, stopped_by_string: bool) -> None:
-        """Call `on_end` for a request that has ended."""
+        """Call `on_end` with the trace, times, counts and parsers of a request that has ended."""
         stream = request.stream
         self._on_end(
             EndedRequest(
@@ -267,8 +272,9 @@ class Detokenizer:
         )
 
     def _check(self, request: OpenRequest) -> None:
-        """Raise the error that refuses a new request: the process drains, the handle is in use, or there are too many
-        handles, stop strings or stop ids."""
+        """Raise Unavailable if the process drains, and Overloaded for too many handles. Raise TooLarge for too many
+        stop strings or stop ids, or too long a stop string. Raise InvalidArgument for a handle in use, or an empty stop
+        string."""
         limits = self._limits
         if self._draining:
             raise Unavailable(

@@ -64,7 +64,8 @@ class TableDecoder:
         self._started = not table.first_pieces and not table.strip_start
 
     def feed(self, token_id: int) -> str:
-        """Return the characters that this token completed; bytes of an incomplete one are kept."""
+        """Return the characters that this token completes; bytes of an incomplete one are kept. Skipped tokens and ids
+        beyond the vocabulary add no text."""
         if token_id in self._skip:
             return ""
         if token_id > self._last:
@@ -81,7 +82,8 @@ class TableDecoder:
         return self._stripped(codecs.utf_8_decode(pending, self._errors, True)[0])
 
     def _feed_start(self, token_id: int) -> str:
-        """Feed a token at the text's start, where its piece may be another and leading spaces are stripped."""
+        """Return the text of a token at the text's start, where its piece may be another and leading spaces are
+        stripped. After an id beyond the vocabulary, the next token is still at the start."""
         if token_id == self._last:
             return ""
         piece = self._first.get(token_id, self._pieces[token_id])
@@ -96,7 +98,8 @@ class TableDecoder:
         return text
 
     def _stripped(self, text: str) -> str:
-        """Remove up to `strip_start` spaces from the text's start; they may come from several tokens."""
+        """Remove up to `strip_start` spaces from the text's start; they may come from several tokens. The start is over
+        when other text comes, or all these spaces are removed."""
         while self._strip and text.startswith(" "):
             text = text[1:]
             self._strip -= 1
@@ -130,7 +133,8 @@ class WindowDecoder:
         self._last_special = False
 
     def feed(self, token_id: int) -> str:
-        """Return the text that this token adds. Unless spaces are wanted, none is put between two special tokens."""
+        """Return the text that this token adds: none for a skipped token, or while a character is incomplete. Unless
+        spaces are wanted, a special token right after another adds only its own text."""
         if token_id in self._skip:
             return ""
         self._window.append(token_id)
@@ -146,8 +150,9 @@ class WindowDecoder:
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
-        """Return the text that the new tokens add, and move the window on. Text that ends in an incomplete character
-        waits for more tokens, unless `final` or too many tokens wait."""
+        """Return the text of the window less the text of its tokens that were read before, and move the window on to
+        the new tokens. Returns nothing, and keeps the window, if the tokens add no text, or end in an incomplete
+        character. Such a character is returned only if `final` or after _MAX_UNREAD tokens."""
         before = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False) if self._read else ""
         after = self._tokenizer.decode(self._window, skip_special_tokens=False)
         final = final or len(self._window) - self._read >= _MAX_UNREAD

@@ -13,7 +13,8 @@ MOST_CHARS = 64 * 1024
 
 def in_parts(answer: StepText) -> list[tuple[StepText, bool]]:
     """Cut the answer into parts of at most MOST_CHARS characters. Returns (part, goes_on) for each part; with
-    `goes_on`, the text of the part's last row continues in the next part."""
+    `goes_on`, the text of the part's last row continues in the next part. A row's stop index, token count and offsets
+    come with the end of its text; errors, parsed parts and reasoning counts are in the first part."""
     parts: list[tuple[StepText, bool]] = []
     part = StepText(errors=answer.errors, parts=answer.parts, reasoning_tokens=answer.reasoning_tokens)
     chars, offsets_told, asked = 0, 0, set(answer.offset_handles)

@@ -20,7 +20,7 @@ TURN_TOKENS = 2048
 
 def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
     """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. If a row was cut, its parts
-    become one row in `answer`. Raises BAD_COLUMN."""
+    become one row in `answer`. Raises BAD_COLUMN if the counts contradict the tokens."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
         raise bad_rows(counted, len(rows.token))
@@ -38,7 +38,8 @@ def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, 
 
 def _turns(rows: TokenRows) -> Iterator[tuple[TokenRows, bool]]:
     """Cut the rows into turns of at most TURN_TOKENS tokens. Yields (turn, continues) for each turn; with `continues`,
-    its first row continues the last row of the turn before."""
+    its first row continues the last row of the turn before. Of a cut row, only the last piece has the row's
+    `finish`."""
     handles, counts, finishes = list[int](), list[int](), list[int]()
     start = at = 0
     goes_on = False

@@ -103,9 +103,9 @@ class StopMatcher:
         return held
 
     def feed(self, text: str, armed: bool = True) -> int:
-        """Search the next piece of text. Returns the number of its characters up to the end of the first match; -1 if
-        there is no match. Without a match, `held` is the end of the text that may become a match. Without `armed`,
-        matches do not count."""
+        """Search the next piece of text. Returns the number of its characters up to the end of the first match, and
+        sets `stop_index` and `stop_length`; -1 if there is no match. Without a match, `held` is the end of the text
+        that may become a match. Without `armed`, matches do not count."""
         stops, held = self._stops, self.held
         if not held and stops.firsts.isdisjoint(text):
             return -1

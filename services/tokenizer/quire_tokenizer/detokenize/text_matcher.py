@@ -28,7 +28,8 @@ class TextMatcher:
         self._longest = max(map(len, texts), default=0)
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Yield begin and end of each match, in order. Matches do not overlap."""
+        """Yield begin and end of each match, in order: the leftmost, and of those the longest. Matches do not overlap.
+        The text is searched in pieces, so that other threads can run in between."""
         at = 0
         while at < len(text):
             end = at + _PIECE_CHARS
@@ -45,7 +46,9 @@ class TextMatcher:
 
 
 def _any_of(texts: set[str]) -> str:
-    """Return a regular expression for any of the texts that looks at each character once, and prefers the longest."""
+    """Return a regular expression for any of the texts, which prefers the longest. Texts with the same beginning share
+    it, as in a prefix tree, so that a search looks at each character once. An empty text makes the expression
+    optional."""
     by_head: dict[str, set[str]] = {}
     for text in texts - {""}:
         by_head.setdefault(text[0], set()).add(text)

@@ -82,8 +82,8 @@ class TextStream:
         self._unseen = chars_sent
 
     def replay(self, prior_ids: Sequence[int]) -> None:
-        """Feed some of the prior tokens, which came before this stream was opened. Text after the characters that were
-        sent to the client goes into the backlog."""
+        """Feed some of the prior tokens, which came before this stream was opened. The characters that were sent to the
+        client are passed over, with their parts. Text after them goes into the backlog."""
         backlog, self._backlog = self._backlog, []
         text, _, _ = self.advance(prior_ids, FINISH_NONE)
         seen = min(self._unseen, len(text))
@@ -93,7 +93,8 @@ class TextStream:
         self._backlog = [*backlog, text[seen:]] if seen < len(text) else backlog
 
     def end_replay(self) -> None:
-        """End the replay. Raises RESUME_MISMATCH if the prior tokens have less text than was sent."""
+        """End the replay. Raises RESUME_MISMATCH if the prior tokens have less text than was sent. Offsets of the prior
+        tokens are dropped."""
         if self._unseen:
             raise InvalidArgument(
                 "RESUME_MISMATCH",
@@ -115,8 +116,10 @@ class TextStream:
         return self._count
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
-        """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send, the index of the
-        stop string that matched or -1, and how many of `ids` count. Sets `offsets` if these are wanted."""
+        """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send, after the backlog of
+        a replay; the index of the stop string that matched, or -1; and how many of `ids` count. A stop token at the end
+        counts, but is not shown without `include_stop`. After a match within the prior tokens, no ids count. Sets
+        `offsets` if these are wanted."""
         if self._matched:  # within the prior tokens
             return self._take_backlog(""), self._stop_index, 0
         hidden = finish == FINISH_STOP and len(ids) > 0 and self._hides(ids[-1])
@@ -179,8 +182,9 @@ class TextStream:
         return self._matcher.stop_index if self._matched and self._matcher is not None else -1
 
     def _feed_all(self, ids: Sequence[int], ends: list[int] | None) -> tuple[str, int]:
-        """Feed tokens until a stop string matches. Returns the text to send, and the number of tokens that were fed.
-        After each token, appends the number of decoded characters to `ends`."""
+        """Feed tokens, up to the one with which a stop string matches. Returns the text to send, and the number of
+        tokens that were fed. After each token, appends the number of decoded characters to `ends`, unless that is
+        None."""
         texts = []
         for used, token_id in enumerate(ids, 1):
             self._count += 1
@@ -196,7 +200,8 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         """Search new text for stop strings. Returns the text that may be sent now: the text up to the match or, without
-        a match, all text but the end that may become a stop string."""
+        a match, all text but the end that may become a stop string. The stop string itself is sent only with
+        `include_stop`. Matches within the first `min_tokens` tokens do not count."""
         matcher = self._matcher
         if matcher is None:
             return text
@@ -210,7 +215,8 @@ class TextStream:
         return whole[: len(whole) - len(matcher.held)]
 
     def _finish(self) -> str:
-        """Return all text that was held back: an incomplete character, and the beginning of a possible stop string."""
+        """Return all text that was held back: an incomplete character, and the beginning of a possible stop string. A
+        stop string that the last characters complete still matches, and cuts the text."""
         text = self._decoder.flush()
         self._seen += len(text)
         if self._matcher is None:

@@ -36,8 +36,9 @@ class TokenPieces:
 
 
 def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces | None:
-    """Make the table of this tokenizer. `tokens` has its tokens by id. Returns None if its decoder looks at more than
-    one token at a time."""
+    """Make the table of this tokenizer, if its decoder is ByteLevel, Metaspace or SentencePiece's byte fallback.
+    Returns None for any other decoder, which may look at more than one token at a time, or for none. `tokens` has the
+    tokenizer's tokens by id."""
     if tokenizer.decoder is None:
         return None
     shape = json.loads(tokenizer.decoder.__getstate__())
@@ -67,8 +68,8 @@ def _steps(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPieces:
-    """Make the table for a Metaspace decoder. Its mark stands for a space, but for nothing in the text's first
-    token."""
+    """Make the table for a Metaspace decoder. Its mark stands for a space. In the text's first token, the mark stands
+    for nothing, unless the decoder's prepend_scheme is "never"."""
     mark = step["replacement"]
     first: dict[int, Piece] = {}
     if step.get("prepend_scheme", "always") != "never":
@@ -77,8 +78,8 @@ def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPiece
 
 
 def _byte_fallback(tokens: Mapping[int, str], steps: list[dict[str, Any]]) -> TokenPieces | None:
-    """Make the table for SentencePiece's decoder: Replace steps, ByteFallback, Fuse, and optionally one Strip at the
-    start of the text. Returns None if the steps are others."""
+    """Make the table for SentencePiece's decoder: Replace steps, ByteFallback, Fuse, and optionally one Strip of spaces
+    at the start of the text. Tokens such as <0x0A> are one byte each. Returns None if the steps are others."""
     steps = list(steps)
     replacements = []
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
@@ -108,8 +109,8 @@ def _table(
     first: Mapping[int, Piece] | None = None,
     strip_start: int = 0,
 ) -> TokenPieces:
-    """Make the table from each token's bytes. A piece is text if the bytes are whole characters; otherwise it is
-    bytes."""
+    """Make the table from each token's bytes. A piece is text if the bytes are whole characters; otherwise it is bytes.
+    Ids without a token, and one further id at the end, have empty pieces."""
     pieces: list[Piece] = [""] * (max(tokens, default=-1) + 2)
     for i, token in tokens.items():
         raw = token_bytes(token)

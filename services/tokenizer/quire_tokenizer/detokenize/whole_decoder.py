@@ -32,8 +32,8 @@ class WholeDecoder:
         self._max_token_ids = max_token_ids
 
     async def decode(self, columns: Sequence[Ids], *, skip_special_tokens: bool) -> list[str]:
-        """Decode each column of ids to a text. Ids beyond the vocabulary add nothing. Raises TooLarge,
-        InvalidArgument."""
+        """Decode each column of ids to a text, in a thread if there are many ids. Ids beyond the vocabulary add
+        nothing. Raises TooLarge for too many columns or ids, and InvalidArgument for a negative id."""
         if len(columns) > self._max_texts:
             message = f"{len(columns)} texts; at most {self._max_texts} are accepted."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
@@ -45,7 +45,8 @@ class WholeDecoder:
         return await self._check_and_run(columns, work)
 
     async def token_bytes(self, column: Ids) -> list[bytes]:
-        """Return the bytes that each token adds to a text that goes on. Raises TooLarge, InvalidArgument."""
+        """Return the bytes that each token adds to a text that goes on; an id beyond the vocabulary adds none. Raises
+        TooLarge for too many ids, and InvalidArgument for a negative id."""
 
         def work() -> list[bytes]:
             return [self._vocabulary.token_bytes(i) for i in column.tolist()]

@@ -26,7 +26,8 @@ _NAMES = "tokenizer.chat_templates"
 
 
 def read_gguf(path: Path) -> ModelFolder:
-    """Read a file's tokenizer. Raises ConfigError or Unsupported."""
+    """Read the tokenizer, the texts of special tokens, the EOS ids and the chat templates of a GGUF file. Raises
+    ConfigError for a bad file, and Unsupported for a kind of tokenizer that Quire does not have."""
     model = open_gguf(path)
     metadata = model.metadata
     tokenizer_json, tokens = read_tokenizer(metadata)
@@ -42,6 +43,7 @@ def read_gguf(path: Path) -> ModelFolder:
 
 
 def _templates(metadata: Metadata) -> dict[str, str]:
+    """Return the chat templates of the file by name. The unnamed one is DEFAULT_TEMPLATE; there may be none."""
     found = {DEFAULT_TEMPLATE: metadata.text(_TEMPLATE)} if _TEMPLATE in metadata else {}
     for name in metadata.texts(_NAMES) if _NAMES in metadata else ():
         found[name] = metadata.text(f"{_TEMPLATE}.{name}")

@@ -37,8 +37,9 @@ class ModelOutputFormat:
 
 
 def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warnings: list[str]) -> str:
-    """Return the canonical text of a source. Adds to `warnings` what the grammar does not enforce. Raises
-    GrammarRefused."""
+    """Return the grammar of a source as canonical text: first the reasoning, if the source allows it and the model
+    reasons, then the constrained answer. Adds to `warnings` what the grammar does not enforce. Raises GrammarRefused
+    for a bad source, or a grammar of more than MAX_GRAMMAR_BYTES."""
     grammar = LarkGrammar(output_format.added)
     prefix, reasoning = ReasoningPrefix(output_format.reasoning_parser, output_format.tool_parser), ""
     if source.kind == TOOLS:
@@ -57,7 +58,9 @@ def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warn
 
 
 def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> str:
-    """Return the expression of the answer without its reasoning."""
+    """Add the parts of a constraint to `grammar`, and return the expression of the answer without its reasoning. The
+    constraint is of any kind but TOOLS. Adds to `warnings` what is not enforced. Raises GrammarRefused for a bad source
+    or an unknown kind."""
     if source.kind == "json_object":
         return grammar.add_schema(prepare_schema(_ANY_OBJECT, source, warnings))
     if source.kind == "json_schema":
@@ -75,6 +78,8 @@ def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> s
 
 
 def _choice(text: str) -> str:
+    """Return the texts of a JSON list as alternatives in Lark, each text once. Raises GrammarRefused for an empty list,
+    for values that are not texts, and for more than MAX_CHOICES texts."""
     choices = parse_json(text, "choice")
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise bad_grammar("choice is no list of texts, or an empty one.", "Send at least one text.")

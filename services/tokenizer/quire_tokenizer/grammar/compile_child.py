@@ -57,8 +57,9 @@ class Compiler:
         self._output_format = ModelOutputFormat(model["added"], model["tool_parser"], model["reasoning_parser"])
 
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Compile one source. Returns {"text": ..., "warnings": ...}, {"refused": ...} or {"failed": ...}; never
-        raises."""
+        """Compile one source, given by the fields of a GrammarSource. Returns {"text": ..., "warnings": ...},
+        {"refused": ...} with the error's code, message and fix, or {"failed": ...} with the type of another error.
+        Never raises."""
         try:
             text, warnings = self.compile(GrammarSource(**job))
         except GrammarRefused as error:
@@ -70,8 +71,8 @@ class Compiler:
         return {"text": text, "warnings": warnings}
 
     def compile(self, source: GrammarSource) -> tuple[str, list[str]]:
-        """Return canonical text that llguidance compiles, and warnings of what it does not enforce. Raises
-        GrammarRefused."""
+        """Return canonical text that llguidance compiles, and at most 20 warnings of what it does not enforce. Computes
+        some masks too, since llguidance finds some errors only there. Raises GrammarRefused."""
         warnings: list[str] = []
         text = canonical_text(source, self._output_format, warnings)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -83,8 +84,9 @@ class Compiler:
 
 
 def main() -> int:
-    """Answer jobs from stdin until it ends. Command-line arguments: the bytes of memory for compiling, in addition to
-    the tokenizer's, and the seconds of processor time after which a job ends the process."""
+    """Read the model's description from stdin, report that the process is ready, and answer jobs until stdin ends.
+    Command-line arguments: the bytes of memory for compiling, in addition to the tokenizer's, and the seconds of
+    processor time after which a job ends the process. If llguidance cannot read the vocabulary, each answer says so."""
     memory_bytes, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
     model = read_frame(jobs)
@@ -107,7 +109,8 @@ def main() -> int:
 
 
 def _try_answer(matcher: LLMatcher) -> None:
-    """Compute the masks of the first tokens of an answer, since some errors come up only there."""
+    """Compute the masks of up to _TRIED_TOKENS tokens of an answer, since some errors come up only there. Each time,
+    the allowed token with the highest id is taken. Errors stay in the matcher."""
     for _ in range(_TRIED_TOKENS):
         if matcher.is_error() or matcher.is_stopped():
             return
@@ -128,7 +131,8 @@ def _mapped_bytes() -> int:
 
 
 def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
-    """Return the error that stands for a message of llguidance."""
+    """Turn llguidance's message about a source into an error: UNSUPPORTED_KEYWORD for a keyword of a schema that cannot
+    be enforced, GRAMMAR_TOO_LARGE for a source that is too complex, and BAD_GRAMMAR for all others."""
     said = error_line(message)
     if found := re.search(r"Unimplemented keys: (\[.*?\])", message):
         first, *more = json.loads(found[1])

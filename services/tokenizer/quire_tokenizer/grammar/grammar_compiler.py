@@ -85,7 +85,8 @@ class _Compiling:
         return self.task.cancelling() > 0
 
     async def wait(self) -> CompiledGrammar:
-        """Return the grammar. If all waiting requests are cancelled, the compilation is cancelled too."""
+        """Wait for the compilation, and return its grammar or raise its error. If the caller is cancelled and no other
+        request waits, the compilation is cancelled too."""
         self._waiters += 1
         try:
             await asyncio.wait({self.task})
@@ -118,9 +119,10 @@ class GrammarCompiler:
         self._tasks: set[asyncio.Task[CompiledGrammar]] = set()
 
     async def compile(self, source: GrammarSource) -> CompiledGrammar:
-        """Return the grammar of a source. Raises GrammarRefused for a source that is wrong or too large, Overloaded if
-        too many requests wait or the process does not start, and Unsupported for a vocabulary that llguidance cannot
-        read."""
+        """Return the grammar of a source, from the cache, a compilation of an equal source in progress, or a new one.
+        Raises GrammarRefused for a source that is wrong or too large, takes too long or breaks its process; refusals
+        are cached too. Raises Overloaded if too many requests wait or the process does not start, and Unsupported for a
+        vocabulary that llguidance cannot read."""
         digest = source.digest()
         cached = self._cache.get(digest)
         if cached is not None and time.monotonic() < cached.until_s:
@@ -154,7 +156,9 @@ class GrammarCompiler:
             task.exception()
 
     async def _compile(self, source: GrammarSource, digest: bytes) -> CompiledGrammar:
-        """Compile a source, and cache the outcome, unless it may depend on how busy the machine is."""
+        """Compile a source in a child process, and cache the grammar or the refusal. A refusal that may depend on how
+        busy the machine is is cached for a while at most. Counts durations, refusals and warnings in metrics. Raises
+        the errors of `_compile_in_child`."""
         try:
             with statistics.compiling():
                 compiled = await self._compile_in_child(source)
@@ -169,7 +173,9 @@ class GrammarCompiler:
         return compiled
 
     async def _compile_in_child(self, source: GrammarSource) -> CompiledGrammar:
-        """Send a source to a child process, and decode its answer."""
+        """Check a source, have a child process compile it, and return the grammar in the answer. Raises GrammarRefused
+        if the source is bad, takes too long or ends the process. Raises Unsupported if llguidance cannot read the
+        vocabulary, and Overloaded if too many sources wait."""
         _check_source(source)
         try:
             answer = (await self._children.run(framed(source.job()))).message
@@ -189,7 +195,8 @@ class GrammarCompiler:
         return CompiledGrammar(Constraint.of(answer["text"], self._version), tuple(answer["warnings"]))
 
     def _cache_outcome(self, digest: bytes, outcome: CompiledGrammar | GrammarRefused, cache_time_s: float) -> None:
-        """Cache an outcome for some time. If the cache is full, the least recently used ones are removed."""
+        """Replace the cached outcome of a source, and keep the new one for some seconds; 0: not at all. While the cache
+        has too many entries or bytes, the least recently used ones are removed."""
         before = self._cache.pop(digest, None)
         if before is not None:
             self._cached_bytes -= before.size
@@ -203,7 +210,8 @@ class GrammarCompiler:
 
 
 def _first_frame(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the first frame for a child process, which describes the model."""
+    """Return the first frame for a child process, which describes the model: its tokenizer, EOS ids, added tokens and
+    parsers."""
     return {
         "tokenizer": vocabulary.tokenizer.to_str(),
         "eos": sorted(vocabulary.eos_ids),
@@ -214,9 +222,9 @@ def _first_frame(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _reasoning_parser(vocabulary: Vocabulary) -> str:
-    """Return the name of the model's reasoning parser, if its chat template has the parser's markers; else an empty
-    name. Markers in the vocabulary alone are no proof that the model reasons. Such a model might start to reason where
-    the grammar allows it, and never end."""
+    """Return the name of the model's reasoning parser, if its chat template has a marker of the parser, or the parser
+    is Harmony's; else an empty name. Markers in the vocabulary alone are no proof that the model reasons. Such a model
+    might start to reason where the grammar allows it, and never end."""
     name = vocabulary.parsers.reasoning_parser
     family = families.REASONING_FAMILIES.get(name)
     templates = "".join(vocabulary.templates.values())
@@ -235,6 +243,8 @@ def _check_source(source: GrammarSource) -> None:
 
 
 def _child_failure(how: str, source: GrammarSource) -> GrammarRefused:
+    """Return the refusal of a source on which a child process failed: GRAMMAR_TIMEOUT if `how` is "timeout", else
+    GRAMMAR_CRASHED."""
     if how == "timeout":
         message, fix = f"The {source.kind} takes too long to compile.", "Simplify it: fewer repeats and alternatives."
         return GrammarRefused("GRAMMAR_TIMEOUT", message, fix, reason="timeout")
@@ -243,7 +253,8 @@ def _child_failure(how: str, source: GrammarSource) -> GrammarRefused:
 
 
 def _cache_time_s(error: GrammarRefused) -> float:
-    """Return how long a refusal is cached. 0: another try may succeed, since the machine was busy."""
+    """Return for how many seconds a refusal is cached: for ever, unless the process was too slow or crashed. Then it is
+    _TIMEOUT_CACHED_S if the source used up its processor time, else 0, since another try may succeed."""
     if error.reason not in ("timeout", "crashed"):
         return math.inf
     cause = error.__cause__
@@ -266,6 +277,7 @@ def _copy_of(refusal: GrammarRefused) -> GrammarRefused:
 
 
 def _unreadable(reason: str) -> Unsupported:
+    """Return the error of a request for a model whose vocabulary llguidance cannot read."""
     return Unsupported(
         "STRUCTURED_OUTPUT_UNSUPPORTED",
         f"Structured output does not know vocabularies like this model's: {reason}.",
@@ -279,6 +291,7 @@ def _overloaded(waiting: int) -> QuireError:
 
 
 def _not_started() -> QuireError:
+    """Return the error of a request for which no compiling process could be started."""
     return Overloaded(
         "COMPILE_PROCESS_FAILED",
         "The process that compiles grammars did not start.",

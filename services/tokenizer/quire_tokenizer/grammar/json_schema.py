@@ -38,8 +38,10 @@ _WHITESPACE: Final = r"[ \t]{1,4}|\r?\n[ \t]{0,32}"
 
 
 def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> dict[str, Any]:
-    """Return a copy of the schema with llguidance's options. Adds to `warnings` what was removed. Raises GrammarRefused
-    for a value that is no schema, or has an enum of more than MAX_CHOICES values."""
+    """Return a copy of the schema with llguidance's options, without annotations such as titles. If the source says so,
+    objects are closed to further properties. Unless it is strict, patterns that llguidance cannot enforce are removed,
+    with a note in `warnings`. `true` is the empty schema. Raises GrammarRefused for a value that is no schema, or has
+    an enum of more than MAX_CHOICES values."""
     if value is True:
         value = {}
     if not isinstance(value, dict):
@@ -75,7 +77,8 @@ def _copied(value: Any) -> Any:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas in it. Other values, such as those of an enum, are no schemas."""
+    """Yield the schema and all schemas in it, as dicts that the caller may change. Other values, such as those of an
+    enum, are no schemas."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -89,14 +92,16 @@ def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _close(part: dict[str, Any]) -> None:
-    """Set `additionalProperties` to false in an object that names its properties, as vLLM does."""
+    """Set `additionalProperties` to false in a schema that names properties or patterns of them, as vLLM does. A schema
+    that has the keyword already stays as it is."""
     names = isinstance(part.get("properties"), dict) or isinstance(part.get("patternProperties"), dict)
     if names and "additionalProperties" not in part:
         part["additionalProperties"] = False
 
 
 def _drop_patterns(part: dict[str, Any], warnings: list[str]) -> None:
-    """Remove patterns of strings and of property names that llguidance cannot enforce."""
+    """Remove `pattern` and `patternProperties` where llguidance cannot enforce them, and append the cause to
+    `warnings`. If no additional properties were allowed, they then are, with the values of any of the patterns."""
     pattern = part.get("pattern")
     if isinstance(pattern, str) and (fault := _fault_of({"type": "string", "pattern": pattern})):
         del part["pattern"]
@@ -119,7 +124,8 @@ def _fault_of(schema: dict[str, Any]) -> str:
 
 
 def error_line(message: str) -> str:
-    """Return the line of llguidance's message that states the error, without the lines that point to its position."""
+    """Return the line of llguidance's message that states the error: the last that begins with `error:`, without this
+    word, or else the first line. At most 300 characters."""
     lines = [line.strip() for line in message.strip().splitlines()]
     said = [line for line in lines if line.startswith("error:")]
     return (said[-1].removeprefix("error:").strip() if said else lines[0] if lines else "")[:300]

@@ -44,7 +44,8 @@ class LarkGrammar:
         return unique
 
     def literal(self, text: str) -> str:
-        """Return the expression for a text, with the ids of the added tokens in it."""
+        """Return the expression that matches a text: quoted strings in turn with the ids of the added tokens in the
+        text. For an empty text, it is an empty string."""
         if not text:
             return '""'
         if self._added_tokens is None:
@@ -64,7 +65,9 @@ class LarkGrammar:
         return text in self._added
 
     def until(self, end: str) -> str:
-        """Return the expression for the shortest text that ends with `end`, including the end."""
+        """Return the expression for the shortest text that ends with `end`, including the end. It is a lazy rule up to
+        the first added token of `end`, then the rest as a literal. If `end` begins with an added token, any text
+        without special tokens comes before it."""
         first = self._added_tokens.search(end) if self._added_tokens is not None else None
         if first is not None and first.start() == 0:
             return f"{TEXT} {self.literal(end)}"
@@ -86,13 +89,15 @@ class LarkGrammar:
         return self.add_lark(lark_of_regex(pattern))
 
     def text(self, start: str) -> str:
-        """Return the text of the whole grammar. `start`: the expression of an answer."""
+        """Return the whole grammar as canonical JSON: the rules, with `start` as the expression of an answer, the
+        terminal TEXT if it is used, and the subgrammars."""
         rules = "\n".join([f"start: {start}", *self._rules])
         if TEXT in rules:
             rules += f"\n{TEXT}: /(?s:.*)/"
         return canonical_json({"grammars": [{"name": _TOP, "lark_grammar": rules}, *self._subgrammars]})
 
     def _add_subgrammar(self, kind: str, body: dict[str, Any]) -> str:
+        """Add a subgrammar, unless an equal one was added before. Returns its name as an expression."""
         for known in self._subgrammars:
             if {**known, "name": ""} == {"name": "", **body}:
                 return f"@{known['name']}"

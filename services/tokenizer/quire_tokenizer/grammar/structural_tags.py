@@ -44,7 +44,8 @@ class StructuralTags:
         }
 
     def whole_expression(self, value: Any) -> str:
-        """Return the expression of a whole structural tag. Raises GrammarRefused."""
+        """Return the expression of a whole structural tag, in either form: a `format`, or `structures` with `triggers`,
+        which are written as triggered tags. Raises GrammarRefused for any other value."""
         if isinstance(value, dict) and "structures" in value:
             tags = [
                 {"begin": _text(each, "begin"), "content": _of_schema(each), "end": _text(each, "end")}
@@ -56,7 +57,8 @@ class StructuralTags:
         return self.expression(value["format"])
 
     def expression(self, tag_format: Any) -> str:
-        """Return the expression of one format. Raises GrammarRefused."""
+        """Return the expression of one format, written by the function for its `type`. Raises GrammarRefused for an
+        unknown type or a malformed format."""
         kind = tag_format.get("type") if isinstance(tag_format, dict) else None
         writer = self._writers.get(kind) if isinstance(kind, str) else None
         if writer is None:
@@ -70,6 +72,8 @@ class StructuralTags:
         return self._grammar.add_schema(prepare_schema(value, self._source, self._warnings))
 
     def _sequence(self, tag_format: Format) -> str:
+        """Return the expression of the format's elements, one after another. Raises GrammarRefused if `any_text` stands
+        before the last element, since nothing would end it."""
         elements = _list(tag_format, "elements")
         if any(isinstance(each, dict) and each.get("type") == "any_text" for each in elements[:-1]):
             raise bad_grammar(
@@ -84,7 +88,9 @@ class StructuralTags:
         return self._grammar.add_rule("tag", f"{self._grammar.literal(begin)} {self._rest(tag_format)}")
 
     def _rest(self, tag_format: Format) -> str:
-        """Return the expression of a tag after its begin marker."""
+        """Return the expression of a tag after its begin marker: the content, then one of the end markers. If the
+        content is any text, it ends at the first end marker. Raises GrammarRefused for a tag without an end or
+        content."""
         ends = tag_format.get("end")
         if isinstance(ends, str):
             ends = [ends]
@@ -98,7 +104,9 @@ class StructuralTags:
         return f"{inner} {self._any_of([self._grammar.literal(end) for end in ends])}"
 
     def _triggered(self, tag_format: Format) -> str:
-        """Return the expression of text with tags in it. Each tag starts with a trigger."""
+        """Return the expression of free text with tags in it, each of which begins with a trigger. `at_least_one`
+        requires a tag, and nothing may follow the first tag with `stop_after_first`. Raises GrammarRefused without
+        tags, or for a tag that no trigger begins."""
         triggers, tags = _list(tag_format, "triggers"), _list(tag_format, "tags")
         if not tags:
             raise bad_grammar("triggered_tags has no tags.", "Name at least one.", "tags")
@@ -121,7 +129,8 @@ class StructuralTags:
         return f"{any_call}{'+' if least else '*'} {TEXT}"
 
     def _separated(self, tag_format: Format) -> str:
-        """Return the expression of tags with a separator between them, and no other text."""
+        """Return the expression of tags with a separator between them, and no other text. `at_least_one` requires a
+        tag; `stop_after_first` allows one tag at most."""
         tags = self._any_of([self._tag(each) for each in _list(tag_format, "tags")])
         if tag_format.get("stop_after_first"):
             return tags if tag_format.get("at_least_one") else f"{tags}?"
@@ -131,6 +140,7 @@ class StructuralTags:
         return whole if tag_format.get("at_least_one") else f"({whole})?"
 
     def _any_of(self, expressions: Sequence[str]) -> str:
+        """Return the expression for any one of these. Raises GrammarRefused for none, or for more than MAX_CHOICES."""
         if not expressions:
             raise bad_grammar("The structural tag has a list without elements.", "Name at least one.", "elements")
         if len(expressions) > MAX_CHOICES:
@@ -142,7 +152,8 @@ class StructuralTags:
 
 
 def lark_of_grammar(text: str) -> str:
-    """Return a user's grammar as Lark; EBNF (GBNF) is translated. Raises GrammarRefused."""
+    """Return a user's grammar as Lark; EBNF (GBNF) is translated. Raises GrammarRefused for a grammar that cannot be
+    translated."""
     # Imported here, since compiling a schema does not need it.
     from llguidance.gbnf_to_lark import any_to_lark
 

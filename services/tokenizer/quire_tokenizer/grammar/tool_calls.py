@@ -26,8 +26,10 @@ _NO_CALL: Final = r"/([^{\[ \n](?s:.*))?/"
 
 
 def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, warnings: list[str]) -> str:
-    """Return the expression of the answer after its reasoning. `parser`: the name of the model's tool parser. Raises
-    GrammarRefused."""
+    """Return the expression of an answer with tool calls, in the format of this tool parser, without the reasoning
+    (Harmony's is included). If calls are required, the answer is calls alone; otherwise free text may come before a
+    call, or instead of one. `parallel` allows several calls. Raises GrammarRefused for an unknown parser, a bad schema,
+    or if there is no tool."""
     family = families.TOOL_FAMILIES.get(parser)
     if family is None and parser != families.HARMONY:
         raise bad_grammar(

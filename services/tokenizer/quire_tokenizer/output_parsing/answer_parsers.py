@@ -82,7 +82,8 @@ class AnswerParsers:
         }
 
     def wanted(self, options: ParseOptions) -> bool:
-        """Whether an answer with these options needs a parser."""
+        """Whether an answer with these options needs a parser: it wants calls or reasoning, and the model has a parser
+        for them."""
         return (options.calls and bool(self.tool_parser)) or (
             options.reasoning and (bool(self.reasoning_parser) or self._harmony)
         )
@@ -93,14 +94,15 @@ class AnswerParsers:
         return self._markers[options.calls, options.reasoning].tokens
 
     def wrap(self, decoder: TextDecoder, options: ParseOptions) -> ParsedDecoder:
-        """Return a decoder that parses one answer. `decoder` must show the `token_marks`."""
+        """Return a decoder that parses one answer with these options, around `decoder`. The latter must not skip the
+        tokens of `token_markers`."""
         writer, wanted = PartWriter(), (options.calls, options.reasoning)
         markers, names = self._markers[wanted], self._names[wanted]
         return ParsedDecoder(decoder, self._parser(options, writer), writer, markers.tokens, markers.in_text, names)
 
     def prompt_end(self, prompt: str) -> PromptEnd:
-        """Return whether a prompt ends within reasoning or after it. Only markers at the very end count, which only the
-        chat template writes."""
+        """Return "thinking" if a prompt ends with the start marker of reasoning, "answering" if it ends with the end
+        marker, else "unknown". Only markers at the very end count, which only the chat template writes."""
         if self._reasoning is None:
             return "unknown"
         tail = prompt[-256:].rstrip()
@@ -109,13 +111,17 @@ class AnswerParsers:
         return "answering" if tail.endswith(self._reasoning.markers.end) else "unknown"
 
     def _markers_of(self, *, calls: bool, reasoning: bool) -> frozenset[str]:
-        """Return the markers to look for if calls, reasoning or both are wanted."""
+        """Return the markers to look for if calls, reasoning or both are wanted. For Harmony, they are always all of
+        its markers."""
         if self._harmony:
             return harmony.MARKERS
         markers = self._tools.markers if calls and self._tools else frozenset[str]()
         return markers | (self._reasoning.markers.all if reasoning and self._reasoning else frozenset[str]())
 
     def _parser(self, options: ParseOptions, writer: PartWriter) -> OutputParser:
+        """Make the parser of one answer: Harmony's, or the tool parser if calls are wanted, else one of plain content.
+        If reasoning is wanted, a reasoning parser is put around it. That starts within reasoning if the prompt ends so,
+        or if this is unknown and the family assumes it."""
         if self._harmony:
             return HarmonyParser(writer, calls=options.calls)
         parser: OutputParser = PlainContent(writer)

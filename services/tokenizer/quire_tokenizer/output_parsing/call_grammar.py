@@ -60,7 +60,8 @@ def any_of(writer: GrammarWriter, expressions: Iterable[str]) -> str:
 
 
 def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool) -> str:
-    """Return the expression for one item or, with `parallel`, for a list of items."""
+    """Return the expression for one item or, with `parallel`, for a list of one or more items with the separator
+    between them."""
     if not parallel:
         return item
     between = f"{writer.literal(separator)} " if separator else ""

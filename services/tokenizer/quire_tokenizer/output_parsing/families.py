@@ -42,6 +42,8 @@ class ReasoningFamily:
 
 
 def _json(call_format: JsonCallFormat, *template_markers: str) -> ToolFamily:
+    """Make the family of a format of JSON calls, which chat templates with all these markers use; without any, it is
+    used only by name."""
     return ToolFamily(
         call_format.markers,
         lambda schemas, writer: JsonToolParser(call_format, schemas.names, writer),
@@ -51,6 +53,7 @@ def _json(call_format: JsonCallFormat, *template_markers: str) -> ToolFamily:
 
 
 def _special_token(call_format: SpecialTokenFormat, *template_markers: str) -> ToolFamily:
+    """Make the family of a format of calls between special tokens, which chat templates with all these markers use."""
     return ToolFamily(
         call_format.markers,
         lambda _, writer: SpecialTokenToolParser(call_format, writer),
@@ -60,6 +63,7 @@ def _special_token(call_format: SpecialTokenFormat, *template_markers: str) -> T
 
 
 def _xml(call_format: XmlCallFormat, *template_markers: str) -> ToolFamily:
+    """Make the family of a format of calls with tagged parameters, which chat templates with all these markers use."""
     return ToolFamily(
         call_format.markers,
         lambda schemas, writer: XmlToolParser(call_format, schemas, writer),
@@ -148,7 +152,8 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
 
 
 def detect_tool_family(template: str) -> str:
-    """Return the name of the family whose template markers the chat template has; "" if there is none."""
+    """Return the name of the first family in TOOL_FAMILIES whose template markers all occur in the chat template; "" if
+    there is none. Harmony comes before all of them."""
     if _is_harmony(template):
         return HARMONY
     found = (
@@ -160,7 +165,8 @@ def detect_tool_family(template: str) -> str:
 
 
 def detect_reasoning_family(template: str, added: Collection[str]) -> str:
-    """Return the name of the family whose markers the chat template or the vocabulary has; "" if there is none."""
+    """Return the name of the family whose start and end markers the chat template or the vocabulary has; "" if there is
+    none. Harmony comes first, then qwen3, mistral, seed_oss and granite; other families are used only by name."""
     if _is_harmony(template):
         return HARMONY_REASONING
     for name in ("qwen3", "mistral", "seed_oss", "granite"):

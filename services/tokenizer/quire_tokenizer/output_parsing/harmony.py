@@ -22,7 +22,8 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
-    """Write the grammar of one call. The call's end ends the answer too, so that there is no second."""
+    """Write the grammar of one call: a message in the commentary channel to one of the tools, with JSON of the tool's
+    schema. The call's end ends the answer too, so that there is no second."""
     heads = (
         f"{writer.literal(f'{tool.name} {CONSTRAIN}json{MESSAGE}')} {writer.add_schema(tool.parameters)}"
         for tool in wanted.tools
@@ -46,12 +47,15 @@ class HarmonyParser:
         self.thinking = False
 
     def parse_text(self, text: str) -> None:
+        """Append text to the message, or to the header if no message has begun."""
         if self._write is not None:
             self._write(text)
         else:
             self._header += text
 
     def parse_marker(self, marker: str) -> None:
+        """Begin a message after its header, or end it at an end marker or the next start. Any other marker belongs to
+        the header, or is text within a message."""
         if self._write is None and marker == MESSAGE:
             self._begin()
         elif self._write is None and marker not in ENDS and marker != START:
@@ -70,7 +74,9 @@ class HarmonyParser:
             self._writer.write_content(header)
 
     def _begin(self) -> None:
-        """Begin the message that the header describes."""
+        """Begin the message that the header describes: a tool call if it names a recipient and calls are wanted,
+        reasoning if its channel is `analysis`, else content. A line break separates reasoning from earlier
+        reasoning."""
         channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
         self._header, self._before = "", False
         if recipient is not None and self._calls:
@@ -86,6 +92,7 @@ class HarmonyParser:
             self._write = self._writer.write_content
 
     def _end_message(self) -> None:
+        """End the message or the header. A header of a call that has no message is noted as a failure."""
         if self._calls and _RECIPIENT.search(self._header):
             self._writer.note_no_call()
         self._write, self._header, self.thinking = None, "", False

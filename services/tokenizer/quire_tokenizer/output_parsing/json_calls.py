@@ -65,7 +65,8 @@ class JsonCall:
 
     @classmethod
     def of_arguments(cls, writer: PartWriter, name: str) -> JsonCall:
-        """A call whose name is known; the object is its arguments."""
+        """Return a parser for a call whose name is known, and write the name. The object that `feed` gets is the
+        arguments."""
         call = cls(writer)
         call._key, call._alone, call._state = "arguments", True, call._before_value
         call._name(name)
@@ -102,6 +103,8 @@ class JsonCall:
         return self._next(text, at, "{", self._before_key)
 
     def _before_key(self, text: str, at: int) -> int:
+        """Skip white space and a comma before a key, begin the key at its quote, or end the object at its brace. Any
+        other character fails the call. Returns the index after the text that was read."""
         at = _skip(text, at)
         if at == len(text):
             return at
@@ -115,6 +118,8 @@ class JsonCall:
         return at + 1
 
     def _in_key(self, text: str, at: int) -> int:
+        """Read a key up to its closing quote. An object without markers fails at a key that calls do not have, before
+        its name. Returns the index after the text that was read."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._parts.append(text[at:])
@@ -129,6 +134,8 @@ class JsonCall:
         return self._next(text, at, ":", self._before_value)
 
     def _before_value(self, text: str, at: int) -> int:
+        """Begin the value of a key. Arguments after the name, unless they are a string, are written as they come; other
+        values are buffered. Returns the index after the text that was read. Fails the call if no value is there."""
         at = _skip(text, at)
         if at == len(text):
             return at
@@ -145,7 +152,8 @@ class JsonCall:
         return at + 1
 
     def stream_arguments(self, text: str, at: int = 0) -> int:
-        """Write arguments as they come. `feed` calls this function; while the call `streams`, others may too."""
+        """Write arguments from `at` on as they come, up to their end. Returns the index after the text that was read.
+        `feed` calls this function; while the call `streams`, others may too."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._writer.write_arguments(text[at:])
@@ -156,6 +164,9 @@ class JsonCall:
         return end
 
     def _in_value(self, text: str, at: int) -> int:
+        """Buffer a value up to its end, and process it. A name begins the call, or fails it if it is not accepted.
+        Arguments are written, or kept until the name comes; a string of JSON counts as that JSON. Other values are
+        dropped. Returns the index after the text that was read."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._parts.append(text[at:])
@@ -178,6 +189,7 @@ class JsonCall:
         return end
 
     def _name(self, name: str) -> None:
+        """Begin the call with this name, and write the arguments that came before the name."""
         self.named = True
         self._raw.clear()
         self._writer.write_call(name)
@@ -186,6 +198,7 @@ class JsonCall:
             self._arguments = ""
 
     def _close(self, end: int) -> int:
+        """End the object, and write empty arguments if it had none. An object without a name fails. Returns `end`."""
         if not self.named:
             return self._fail(end)
         if self._arguments is None:
@@ -199,7 +212,8 @@ class JsonCall:
         return value
 
     def _next(self, text: str, at: int, character: str, state: Callable[[str, int], int]) -> int:
-        """Skip white space, and read this character."""
+        """Skip white space, and read this character, after which `state` reads on. Any other character fails the call.
+        Returns the index after the text that was read."""
         at = _skip(text, at)
         if at == len(text):
             return at
@@ -230,7 +244,9 @@ class JsonCallFormat:
         return self.begins | self.ends | (frozenset({"[ARGS]", "[CALL_ID]"}) if self.named else frozenset())
 
     def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
-        """Write the grammar of calls: in the form of their markers that the vocabulary has."""
+        """Write the grammar of calls, one or more as wanted. `bare` calls are objects without markers. If the
+        vocabulary has [ARGS], `named` calls are names with arguments. Otherwise a start marker stands before a list of
+        objects, or a pair of markers around each object, depending on the markers that the vocabulary has."""
         tools = wanted.tools
         if self.bare:
             return CallGrammar("", self._objects(writer, wanted, "parameters"), "; ")
@@ -250,7 +266,8 @@ class JsonCallFormat:
         return CallGrammar(f"<{end[2:]}", f"{writer.literal(chr(10))} {call} {closing}", "\n")
 
     def _objects(self, writer: GrammarWriter, wanted: WantedCalls, key: str) -> str:
-        """Write the grammar of one call as an object."""
+        """Return the expression of one call of any of the tools: an object with the tool's name, and under `key` the
+        arguments by its schema."""
         heads = [f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": ' for tool in wanted.tools]
         schemas = [writer.add_schema(tool.parameters) for tool in wanted.tools]
         ends = writer.literal("}")
@@ -278,6 +295,9 @@ class JsonToolParser:
         self.parse_text: Callable[[str], None] = self._at_start if call_format.bare else self._content.write
 
     def parse_marker(self, marker: str) -> None:
+        """Begin calls at a start marker, and end them at an end marker; unfinished text without a name becomes content.
+        A marker within a string, or another marker within a call, is text of the call. [ARGS] and [CALL_ID] belong to
+        the header of a named call. Any other marker is content."""
         if self._body is None:
             self.parse_text = self._content.write
         call = self._call
@@ -303,7 +323,8 @@ class JsonToolParser:
         self._content.release()
 
     def _at_start(self, text: str) -> None:
-        """Begin an answer that may be only a call, without a marker."""
+        """Parse the first text of an answer that may be only a call, without a marker. A brace begins the call; any
+        other text is content, as the rest of the answer. After white space, the decision is still open."""
         if text.isspace():
             self._content.write(text)
         elif text.lstrip()[0] == "{":
@@ -321,13 +342,16 @@ class JsonToolParser:
         self._body, self.parse_text = None, self._content.write
 
     def _in_arguments(self, text: str) -> None:
-        """Parse text that begins within arguments. Most of the text of calls is of arguments."""
+        """Write text that begins within arguments, in a short path since most text of calls is of arguments. Text after
+        their end is parsed as usual."""
         call = self._call
         end = 0 if call is None else call.stream_arguments(text)
         if call is None or not call.streams:
             self._in_body(text, end)
 
     def _in_body(self, text: str, at: int = 0) -> None:
+        """Parse text of calls: separators, then one call after another. If a call fails before its name, its text and
+        the rest are content. If it fails later, the text up to the end marker is written as arguments."""
         self.parse_text = self._in_body
         while at < len(text):
             if self._call is None:
@@ -356,7 +380,8 @@ class JsonToolParser:
                 return
 
     def _between(self, text: str, at: int) -> int:
-        """Skip separators before a call, and begin the call. If no call can begin here, the text is content."""
+        """Skip separators before a call, and begin the call at its brace or its name. If no call can begin here, the
+        text is content. Returns the index from which to read on."""
         start, body = at, self._body or ""
         if self._header is not None:
             return self._in_header(text, at)
@@ -379,7 +404,8 @@ class JsonToolParser:
         return at
 
     def _in_header(self, text: str, at: int) -> int:
-        """Read a call's name, up to its arguments."""
+        """Read a call's name, up to the brace of its arguments. Text without a name, or longer than MAX_NAME_CHARS, is
+        content. Returns the index from which to read on."""
         end = text.find("{", at)
         header = self._header = (self._header or "") + text[at : end if end >= 0 else len(text)]
         if end < 0:
@@ -399,7 +425,8 @@ class JsonToolParser:
         return len(text)
 
     def _give_up(self, end_marker: str = "") -> None:
-        """Write the text of a call without a name as content. White space and separators are dropped."""
+        """End the call in progress. If it has no name, its text and the end marker become content, and a failure is
+        noted, unless the text was a bare object. White space and separators alone are dropped."""
         header, call, body = self._header, self._call, self._body
         self._header = self._call = None
         if header is not None:

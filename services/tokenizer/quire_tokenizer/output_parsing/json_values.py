@@ -33,7 +33,8 @@ class _Effect(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def _effect_of(text: str, in_string: bool) -> _Effect:
-    """Return the effect of a text. Texts of tokens come again and again, so their effects are cached."""
+    """Return the effect of a text on a scanner: its change of depth, the least depth on the way, and whether it ends
+    within a string or after a backslash. Texts of tokens come again and again, so their effects are cached."""
     depth = least = 0
     escaped = False
     for character in text:
@@ -69,7 +70,8 @@ class ValueScanner:
         return self._string
 
     def feed(self, text: str, at: int) -> int:
-        """Scan from `at`, after the first character. Return the index after the value's end, or -1 if it goes on."""
+        """Scan from `at`, after the first character. Return the index after the value's end, or -1 if it goes on. A
+        number or constant ends before a comma, a closing bracket or white space."""
         if self._depth < 0:
             found = _SCALAR_END.search(text, at)
             return found.start() if found else -1
@@ -101,7 +103,7 @@ class ValueScanner:
 
 
 def decode_string(value: str) -> str | None:
-    """Return the text of a JSON value that is a string; None for anything else."""
+    """Return the text of a JSON value that is a string; None for another value or invalid escapes."""
     if value[:1] != '"':
         return None
     if "\\" not in value:

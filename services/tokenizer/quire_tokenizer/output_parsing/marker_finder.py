@@ -49,6 +49,8 @@ class MarkerFinder:
         return self._parser.thinking
 
     def parse_text(self, text: str) -> None:
+        """Pass text to the parser, and each marker in it as a marker. The end of the text is held back while it may
+        begin a marker."""
         if not self._held and self._first.isdisjoint(text):
             self._parser.parse_text(text)
             return

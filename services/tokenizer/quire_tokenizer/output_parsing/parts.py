@@ -62,7 +62,7 @@ class PartWriter:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
-        """Return the faults of the calls so far, but for the last one before `end_calls`."""
+        """The faults of the calls so far, but for the last one before `end_calls`."""
         self._arguments: list[str] = []  # of the last call
         self._text = ""
         self._parts: deque[Part] = deque()  # before the last one
@@ -79,13 +79,14 @@ class PartWriter:
         self._add(_REASONING, NO_CALL, text)
 
     def write_call(self, name: str) -> None:
-        """Begin a tool call; its arguments follow. The name is not empty."""
+        """Begin a tool call; its arguments follow. The name is not empty. The call before is complete, so a failure is
+        noted if its arguments are not JSON."""
         self._check_arguments(last=False)
         self._calls += 1
         self._add(_NAME, self._calls - 1, _encodable(name))
 
     def write_arguments(self, text: str) -> None:
-        """Append to the arguments of the last call."""
+        """Append to the arguments of the last call. Lone surrogates become question marks."""
         self._arguments.append(text)
         if not text.isascii():
             text = _encodable(text)
@@ -110,7 +111,8 @@ class PartWriter:
         return text
 
     def take_parts(self, chars: int) -> list[Part]:
-        """Remove the parts of the next `chars` characters and return them."""
+        """Remove the parts of the next `chars` characters and return them. A part that goes on beyond them is split.
+        Raises AssertionError if there are fewer characters."""
         parts = self._parts
         if not parts and 0 < chars <= self._chars:
             self._chars -= chars
@@ -130,7 +132,8 @@ class PartWriter:
         return taken
 
     def _check_arguments(self, *, last: bool) -> None:
-        """Note arguments that are not JSON."""
+        """Note a failure if the arguments of the last call are not JSON: UNFINISHED if the answer ends within them
+        (only with `last`), else BAD_ARGUMENTS. Then forget these arguments. Does nothing before the first call."""
         if not self._calls:
             return
         text, self._arguments = "".join(self._arguments).strip(), []
@@ -139,6 +142,8 @@ class PartWriter:
             self.failures.append(UNFINISHED if cut else BAD_ARGUMENTS)
 
     def _add(self, kind: int, call: int, text: str) -> None:
+        """Append text to the current part, or begin a new part if its kind or call is another. Empty text begins no
+        part."""
         self._text += text
         if kind == self._kind and call == self._call:
             self._chars += len(text)
@@ -150,6 +155,7 @@ class PartWriter:
 
 
 def _is_json(text: str) -> bool:
+    """Whether a text is one JSON value, whose strings may contain control characters."""
     try:
         DECODER.decode(text)
     except (ValueError, RecursionError):

@@ -54,6 +54,8 @@ class PythonicToolParser:
         self._quote = ""
 
     def _in_calls(self, text: str) -> None:
+        """Append text, and parse as far as possible. Text within a call that has no quotes, brackets or backslashes
+        only waits."""
         self._text += text
         if self._depth and not _STRUCTURE.search(text) and len(self._text) < _MAX_CALL_CHARS:
             return  # within a call
@@ -71,6 +73,8 @@ class PythonicToolParser:
         self._content.release()
 
     def _in_start(self) -> bool:
+        """Look for the beginning of the list: a bracket, a name and a parenthesis. Returns True if it is there, False
+        if more text is needed. An answer that begins otherwise, or with a name that is too long, is content."""
         found = _BEGIN.match(self._text)
         if found and found.end() <= MAX_NAME_CHARS:
             # The bracket is content only if no call follows it.
@@ -82,7 +86,8 @@ class PythonicToolParser:
         return False
 
     def _in_list(self) -> bool:
-        """Skip commas, and begin a call or end the list."""
+        """Skip commas, and begin a call or end the list. Returns True if a call begins. Text after the list is
+        content."""
         self._text = self._text.lstrip(_BETWEEN)
         if not self._text:
             return False
@@ -95,7 +100,9 @@ class PythonicToolParser:
         return True
 
     def _in_call(self) -> bool:
-        """Look for the call's end, and write a complete call."""
+        """Look for the parenthesis that ends the call, outside quotes and inner brackets, and write the complete call.
+        Returns whether there is more to parse. A call that is nested too deeply or is too long becomes content, with
+        the rest of the answer."""
         text = self._text
         while found := _STRUCTURE.search(text, self._at):
             character, self._at = found.group(), found.end()
@@ -119,7 +126,8 @@ class PythonicToolParser:
         return False
 
     def _write(self, call: str) -> bool:
-        """Write a complete call. Text that is not a call with literal keyword arguments is content."""
+        """Write a complete call, and return True. Text that is not a call with literal keyword arguments is content, as
+        the rest of the answer; then return False."""
         found = _parse(call)
         if found is None:
             self._give_up()
@@ -130,6 +138,8 @@ class PythonicToolParser:
         return True
 
     def _give_up(self) -> None:
+        """Take the rest of the answer as content, and write the text that was not parsed. If a call had begun, note a
+        failure."""
         if self._state == self._in_call:
             self._writer.note_no_call()
         self.parse_text = self._content.write
@@ -157,8 +167,8 @@ def _parse(call: str) -> tuple[str, str] | None:
 
 
 def _parse_plain(call: str) -> tuple[str, str] | None:
-    """Return the same of a call whose values need only other quotes and other constants to be JSON; None for any other
-    text. Python's own parser takes twice as long."""
+    """Return name and arguments as `_parse` does, for a call whose values need only other quotes and other constants to
+    be JSON; None for any other text. Python's own parser takes twice as long."""
     head = _CALL.fullmatch(call)
     if head is None or keyword.iskeyword(head[1]):
         return None

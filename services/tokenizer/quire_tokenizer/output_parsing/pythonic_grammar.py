@@ -28,7 +28,8 @@ _ESCAPES: Final = 'nrtbf\\"'
 
 
 def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
-    """Write the grammar of a list of calls."""
+    """Write the grammar of a list of calls in brackets; it has one call unless several are wanted. No marker comes
+    before it."""
     calls = list_of(
         writer, any_of(writer, [_call(writer, tool) for tool in wanted.tools]), ", ", parallel=wanted.parallel
     )
@@ -36,7 +37,8 @@ def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
 
 
 def _call(writer: GrammarWriter, tool: ToolFunction) -> str:
-    """Write a call whose arguments come in the order of the schema."""
+    """Return the expression of a call with keyword arguments in the order of the schema. Those that are not required
+    may be left out."""
     properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
     arguments = [
@@ -47,7 +49,8 @@ def _call(writer: GrammarWriter, tool: ToolFunction) -> str:
 
 
 def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
-    """Write parts with commas between them. Each part says whether it is required."""
+    """Return the expression of parts in this order, with commas between them. Each part says whether it is required;
+    the others may be left out."""
     comma, rest, empty = writer.literal(", "), "", True
     # From the last to the first: `rest` is what may follow a part, comma included.
     heads = list[str]()
@@ -65,7 +68,9 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
 
 
 def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
-    """Write a Python literal that follows a schema, as far as this grammar supports the schema."""
+    """Return the expression of a Python literal that follows a schema, as far as this grammar supports it: references,
+    enum and const, anyOf and oneOf, then the types. A schema without types allows any value. At _MAX_LEVELS, the
+    nesting ends."""
     schema = _resolved(schema, root)
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:
@@ -84,6 +89,9 @@ def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int)
 
 
 def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
+    """Return the expression of a literal of one type. Numbers, and strings with a pattern, length or format, are JSON
+    of their schema. Lists and objects check their items and properties; at _MAX_LEVELS they are empty. An object
+    without properties may have any. Other strings are any text in quotes."""
     if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
         alone = part_of(root, {**schema, "type": kind})
         return writer.add_schema(
@@ -109,7 +117,8 @@ def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema to which references lead; an empty schema if they lead nowhere."""
+    """Return the schema to which the references of a schema lead within `root`; an empty schema if they lead nowhere,
+    or through more than _MAX_LEVELS schemas."""
     for _ in range(_MAX_LEVELS):
         if not isinstance(schema, dict):
             return {}

@@ -46,8 +46,9 @@ class ToolSchemas:
         return self.types(tool, parameter) <= {"string"}
 
     def value(self, tool: str, parameter: str, text: str) -> str:
-        """Return the value as JSON: the text itself if it is JSON of a type that the parameter allows, else the text as
-        a JSON string."""
+        """Return the value as JSON: the text itself if it is JSON of a type other than string that the parameter
+        allows, else the text as a JSON string. Where a boolean is allowed, True and False in any case become `true` and
+        `false`."""
         types = self.types(tool, parameter)
         plain = text.strip()
         try:
@@ -65,6 +66,8 @@ class ToolSchemas:
 
 
 def _types_of(schema: Any, depth: int) -> set[str]:
+    """Return the names of the types that a schema allows by `type`, anyOf, oneOf and allOf, or else those of its enum's
+    values. Empty: the schema does not say, or is nested too deeply."""
     if not isinstance(schema, dict) or depth > 8:
         return set()
     found = schema.get("type")
@@ -84,6 +87,7 @@ def _types_of(schema: Any, depth: int) -> set[str]:
 
 
 def _name_of(value: object) -> str:
+    """Return the name of a value's type in JSON schemas; integers are "number" too."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -92,6 +96,8 @@ def _name_of(value: object) -> str:
 
 
 def _is_of(value: object, kind: str) -> bool:
+    """Whether a value has this type of JSON schemas. A bool is no number. False for "string" and for names of no
+    type."""
     if kind == "integer":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":

@@ -42,12 +42,14 @@ class SpecialTokenFormat:
         return frozenset({self.section_begin, self.section_end, self.call_begin, self.separator, self.call_end})
 
     def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
-        """Write the grammar of a section of calls."""
+        """Write the grammar of a section of calls between its markers; it has one call unless several are wanted."""
         call = any_of(writer, [self._call(writer, tool) for tool in wanted.tools])
         calls = list_of(writer, call, "\n" if self.fenced else "", parallel=wanted.parallel)
         return CallGrammar(self.section_begin, f"{calls} {writer.literal(self.section_end)}")
 
     def _call(self, writer: GrammarWriter, tool: ToolFunction) -> str:
+        """Return the expression of a call of this tool: its header, the separator, and arguments by its schema. If
+        `fenced`, the name and a block of code with the arguments follow the separator."""
         arguments = writer.add_schema(tool.parameters)
         if self.fenced:
             head = f"{self.call_begin}function{self.separator}{tool.name}\n```json\n"
@@ -86,6 +88,8 @@ class SpecialTokenToolParser:
         self._written = False
 
     def parse_marker(self, marker: str) -> None:
+        """Begin or end a section or a call. The separator ends a call's header; then the arguments begin, or the line
+        with the name if `fenced`. A marker in another place is text."""
         call_format = self._format
         if marker == call_format.call_begin:
             self._end_call()
@@ -109,13 +113,14 @@ class SpecialTokenToolParser:
         self._content.release()
 
     def _in_section(self, text: str) -> None:
-        """Skip white space between calls. Any other text ends the section."""
+        """Skip white space between calls. Any other text ends the section, and is content."""
         text = text.lstrip()
         if text:
             self._content.write(text)
             self.parse_text = self._in_content
 
     def _in_header(self, text: str) -> None:
+        """Read the header of a call. If it is longer than MAX_NAME_CHARS, it is content, as the text after it."""
         self._header += text
         self._raw += text
         if len(self._header) > MAX_NAME_CHARS:
@@ -123,7 +128,8 @@ class SpecialTokenToolParser:
             self.parse_text = self._in_content
 
     def _in_first_line(self, text: str) -> None:
-        """Read the line with the name and the line that opens the block."""
+        """Read the line with the name, and the line that opens the block of code, up to the bracket of the arguments.
+        The block's line may be missing. Longer text than MAX_NAME_CHARS before the arguments is content."""
         self._raw += text
         self._tail += text
         name, newline, rest = self._tail.partition("\n")
@@ -143,7 +149,8 @@ class SpecialTokenToolParser:
             self._in_arguments(rest[fence.end() :] if fence else rest)
 
     def _in_arguments(self, text: str) -> None:
-        """Write arguments, but hold back characters that may close the block of code."""
+        """Write arguments. If `fenced`, hold back backticks, spaces and line breaks at the end, which may close the
+        block of code."""
         if not text:
             return
         if not self._format.fenced:
@@ -160,7 +167,8 @@ class SpecialTokenToolParser:
         self._arguments.write(text)
 
     def _begin_call(self) -> bool:
-        """Begin the call that the header names. If the header has no name, it is content."""
+        """Begin the call that the header names, and return True. If the header has no name, it is content, as the text
+        after it, and a failure is noted; then return False."""
         found = self._format.name.fullmatch(self._header.strip())
         if found is None:
             self._writer.note_no_call()
@@ -173,7 +181,8 @@ class SpecialTokenToolParser:
         return True
 
     def _end_call(self) -> None:
-        """End a call. A call without a name is content."""
+        """End the call in progress, if there is one, without the fence behind its arguments. Missing arguments become
+        `{}`. A call without a name is content, and a failure is noted."""
         if self.parse_text == self._in_arguments:
             tail, self._tail = self._tail, ""
             rest = tail.rstrip().removesuffix(_FENCE).rstrip()

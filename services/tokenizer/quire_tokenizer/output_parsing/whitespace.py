@@ -19,7 +19,8 @@ class TrimmedWriter:
         self._started = not strip_start
 
     def write(self, text: str) -> None:
-        """Append text."""
+        """Append text. White space at its end is held back until other text follows. White space at the text's start is
+        dropped, unless `strip_start` is off."""
         if self._started and not self._held and text and not text[-1].isspace():
             self._write(text)
             return

@@ -55,6 +55,8 @@ class XmlCallFormat:
         return CallGrammar(self.begin, f"{opening}{call} {writer.literal(self.end)}", None if self.section else "\n")
 
     def _call(self, writer: GrammarWriter, tool: ToolFunction, schemas: ToolSchemas) -> str:
+        """Return the expression of a call of this tool: its name, then the parameters in the order of its schema.
+        Parameters that are not required may be left out."""
         head = writer.literal(f"{self.name}{tool.name}{self.name_end}{chr(10) if self.name else ''}")
         properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
@@ -68,6 +70,8 @@ class XmlCallFormat:
         return writer.add_rule("call", " ".join(parts))
 
     def _value(self, writer: GrammarWriter, tool: ToolFunction, key: str, schema: Any, schemas: ToolSchemas) -> str:
+        """Return the expression of a parameter, its key and value between their markers. The value is one of the texts
+        that the schema lists; free text if it may be a string, or the schema does not say; else JSON of its schema."""
         line = "\n" if self.lines else ""
         between = f"\n{self.value}" if self.value else ""
         head, end = writer.literal(f"{self.key}{key}{self.key_end}{between}{line}"), f"{line}{self.value_end}\n"
@@ -112,6 +116,9 @@ class XmlToolParser:
         self._count = 0
 
     def parse_marker(self, marker: str) -> None:
+        """Move between the parts of a call: its begin, name, keys, values and end. Within a value, any marker but its
+        end is text. A marker that does not fit is content outside of calls, makes content of a call without a name, and
+        is skipped in a call with one."""
         call_format, state = self._format, self.parse_text
         if state == self._in_value and marker != call_format.value_end:
             self._in_value(marker)
@@ -152,7 +159,8 @@ class XmlToolParser:
         self._content.release()
 
     def _between(self, text: str) -> None:
-        """Skip text between the parts of a call. Before the name, only white space may come."""
+        """Skip text between the parts of a call. Before the name, only white space may come; any other text makes the
+        text of the call content."""
         if not self._name:
             if text.isspace():
                 self._body += text
@@ -163,7 +171,8 @@ class XmlToolParser:
         """Skip text between a key and its value."""
 
     def _in_name(self, text: str) -> None:
-        """Read a name up to `name_end`, which may have begun in an earlier piece of text."""
+        """Read a name up to `name_end`, which may have begun in an earlier piece of text, and begin the call. If the
+        name gets too long, the text is content."""
         self._held += text
         if not self._format.name:
             self._held = self._held.lstrip()
@@ -178,6 +187,8 @@ class XmlToolParser:
             self.parse_text(rest)
 
     def _in_key(self, text: str) -> None:
+        """Read a key. Without a marker for values, the key ends at `key_end` in the text, and the value begins. If the
+        key gets too long, the call ends, and the key is content."""
         self._key += text
         if self._format.value:
             return
@@ -192,6 +203,7 @@ class XmlToolParser:
                 self._in_value(rest)
 
     def _begin_call(self) -> None:
+        """Begin the call whose name was read. Without a name, the text is content."""
         name, self._held = self._held.strip(), ""
         if not name:
             self._give_up("")
@@ -201,6 +213,8 @@ class XmlToolParser:
         self._name, self._count, self.parse_text = name, 0, self._between
 
     def _begin_value(self) -> None:
+        """Write the key whose text was read, and begin its value. A value that can only be a string is written as it
+        comes; other values are buffered."""
         key = self._key.strip()
         self._writer.write_arguments(f"{', ' if self._count else '{'}{ENCODER.encode(key)}: ")
         self._count += 1
@@ -224,6 +238,8 @@ class XmlToolParser:
         self._writer.write_arguments(kept if kept.isalnum() else ENCODER.encode(kept)[1:-1])
 
     def _end_value(self) -> None:
+        """End a value: write the closing quote, or the buffered text as JSON of a type that the schema allows, without
+        one line break at its start and end."""
         if self._value is None:
             self._writer.write_arguments('"')
         else:
@@ -246,6 +262,8 @@ class XmlToolParser:
         self._body, self.parse_text = "", self._in_content
 
     def _give_up(self, text: str) -> None:
+        """Write the text of a call without a name, and then `text`, as content; note a failure if the former is not
+        empty. The rest of the answer is content until the next begin marker."""
         body, self._body, self._held, self.parse_text = self._body, "", "", self._in_content
         if body:
             self._writer.note_no_call()

@@ -35,7 +35,8 @@ class ConstrainedSlots:
             check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
 
     def start(self, slot: int, sequence: Sequence) -> None:
-        """Start to apply the grammar of a sequence that was put into its slot, if it has one and samples tokens."""
+        """Start to apply the grammar of a sequence that was put into its slot, if it has one and samples tokens. The
+        slot does not decode before its first mask. Does nothing without a matcher."""
         if self._matcher is None or sequence.constraint is None or sequence.stop.max_tokens == 0:
             return
         constraint = self._matcher.open_sequence(sequence, sequence.constraint.text)
@@ -48,15 +49,16 @@ class ConstrainedSlots:
             self._matcher.close_sequence(constraint)
 
     def hold(self, slots: Iterable[int]) -> None:
-        """Keep slots whose rows were held because a mask was missing out of further steps, until the mask is there."""
+        """Keep slots whose rows were held because a mask was missing out of further steps, and ask the matcher to say
+        when the mask is there."""
         for slot in slots:
             if self._matcher is not None and (constraint := self._slots.get(slot)) is not None:
                 self._matcher.hold(constraint)
                 self._table.set_awaits_mask(slot, True)
 
     def poll_failures(self) -> list[tuple[int, QuireError]]:
-        """Process the matcher's messages, and update which slots await a mask. Returns the slots whose grammar failed,
-        with their errors."""
+        """Process the matcher's messages, and update which slots await a mask. Returns (slot, error) for each slot
+        whose grammar failed."""
         # Polled without slots too: else the next sequence would be told of a process that was lost before it.
         if self._matcher is None or not self._matcher.poll():
             return []

@@ -38,7 +38,8 @@ class CrashRecord:
         return CrashRecord(self._clock, self._refused_until_s)
 
     def add_crash(self, replay_key: bytes) -> None:
-        """Count the crash of a process that worked on this replay key alone. After MOST_CRASHES it is refused."""
+        """Count the crash of a process that worked on this replay key alone, which makes the key suspect. After
+        MOST_CRASHES, the key is refused for REFUSED_S instead."""
         crashes = self._crashes.pop(replay_key, 0) + 1
         if crashes < MOST_CRASHES:
             self._crashes[replay_key] = crashes

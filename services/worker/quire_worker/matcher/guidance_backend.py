@@ -57,8 +57,9 @@ class GuidanceGrammar:
         self._memory = memory.ctypes.data, 4 * -(-tokens // 32)
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
-        """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow. After the end of
-        the answer, further EOS tokens are allowed and change nothing, for requests with `ignore_eos`."""
+        """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow, or that exceeds a
+        limit. After the end of the answer, further EOS tokens are allowed and change nothing, for requests with
+        `ignore_eos`."""
         for token in tokens:
             if token in self._eos and self._matcher.is_stopped():
                 continue
@@ -67,8 +68,8 @@ class GuidanceGrammar:
                 raise GrammarError(cause or f"the grammar does not allow the token {token}, which was sampled")
 
     def compute_mask(self) -> TokenMask:
-        """Return the tokens that may come next. Raises GrammarError if the grammar exceeds a limit, or allows no
-        token."""
+        """Return the tokens that may come next, without ids for which the tokenizer has no token. Raises GrammarError
+        if the grammar exceeds a limit, or allows no token."""
         self._matcher.unsafe_compute_mask_ptr(*self._memory)
         if self._matcher.is_error():
             raise GrammarError(_cause(self._matcher))
@@ -96,7 +97,7 @@ class GuidanceBackend:
 
     def compile_grammar(self, text: str) -> tuple[GuidanceGrammar, int]:
         """Compile the canonical text of a grammar for one sequence. Returns it with the nanoseconds that this took.
-        Raises GrammarError."""
+        Raises GrammarError for a text that does not compile within the limits."""
         began = time.perf_counter_ns()
         compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         elapsed_ns = time.perf_counter_ns() - began

@@ -97,7 +97,9 @@ class MaskRing:
             raise
 
     def put(self, mask_slot: int, generation: int, position: int, mask: TokenMask) -> None:
-        """Write the mask of the token at `position`, for the sequence of this generation."""
+        """Write the mask of the token at `position`, for the sequence of this generation, over an older mask in its
+        entry. The stamp is 0 meanwhile, so that a reader finds the mask missing. Raises IndexError for an unknown mask
+        slot."""
         index, begin, stamp = *self._entry_of(mask_slot, position), stamp_of(generation, position)
         kind_and_token = _KIND_AND_TOKEN.pack(int(mask.kind) | mask.token << 8).ljust(
             BITS_AT - KIND_AND_TOKEN_AT, b"\0"
@@ -112,7 +114,8 @@ class MaskRing:
         self._stamps[index] = stamp
 
     def mask_at(self, mask_slot: int, generation: int, position: int) -> TokenMask | None:
-        """Read a mask; None: it is missing, or half written."""
+        """Read the mask of the token at `position`, for the sequence of this generation. Returns None if stamp or hash
+        do not match: the mask is missing, or half written. Raises IndexError for an unknown mask slot."""
         index, begin = self._entry_of(mask_slot, position)
         stamp = stamp_of(generation, position)
         if self._stamps[index] != stamp:

@@ -81,7 +81,8 @@ class MaskWaits:
         self._next_check_s = 0.0
 
     def start_wait(self, constraint: RowConstraint) -> None:
-        """Record that a sequence waits for the mask of its next token."""
+        """Record that a sequence waits for the mask of its next token. If it waited for this position before and the
+        mask was said to be there, count a miss. After MOST_MISSES, the next `overdue` checks at once."""
         now_s, position = self._clock(), constraint.next_position
         wait = self._waits.get(constraint.generation)
         if wait is None or wait.position != position:
@@ -97,7 +98,8 @@ class MaskWaits:
             self._masks, self._progress_s = count, self._clock()
 
     def end_wait(self, constraint: RowConstraint) -> None:
-        """Record that the process says that the mask is there."""
+        """Record that the process says that the mask is there, which is progress too. The wait is kept, to count later
+        misses."""
         self._progress_s = self._clock()
         wait = self._waits.get(constraint.generation)
         if wait is not None:
@@ -108,7 +110,9 @@ class MaskWaits:
         self._waits.pop(constraint.generation, None)
 
     def overdue(self) -> Iterator[tuple[RowConstraint, Verdict]]:
-        """Yield the sequences that have waited too long. Checks at most every _CHECK_S."""
+        """Yield the sequences that have waited too long; checks at most every _CHECK_S. REPLAY: the mask of an open
+        sequence is overdue or lost, and is to be made again; the next replay comes later. GIVE_UP: that has failed
+        MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process makes no progress."""
         if not self._waits:
             return
         now_s = self._clock()

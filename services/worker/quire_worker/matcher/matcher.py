@@ -131,7 +131,8 @@ class Matcher:
         self._slow_texts: dict[int, None] = {}
 
     def receive(self, frame: Frame) -> None:
-        """Process a frame of the engine. Raises WireError for a frame that the engine never sends."""
+        """Process a frame of the engine: TOKENS, OPEN, CLOSE or AWAIT. Raises WireError for any other frame, or a
+        malformed one."""
         if frame.kind == MatcherFrameKind.TOKENS:
             self._add_tokens(unpack_tokens(frame).tolist())
         elif frame.kind == MatcherFrameKind.OPEN:
@@ -154,7 +155,9 @@ class Matcher:
         return True
 
     def _open(self, opened: OpenMessage) -> None:
-        """Give a mask slot to a sequence, and queue the compilation of its grammar."""
+        """Give a mask slot to a sequence in place of the one before, and queue the compilation of its grammar. A
+        sequence that is opened again keeps its thread and its time budget. Raises WireError for an unknown mask
+        slot."""
         if not 0 <= opened.mask_slot < self._ring.mask_slots:
             raise WireError(f"mask slot {opened.mask_slot} of {self._ring.mask_slots}")
         before = self._sequences.get(opened.mask_slot)
@@ -170,7 +173,8 @@ class Matcher:
         )
 
     def _compile_sequence(self, sequence: _ConstrainedSequence, opened: OpenMessage) -> None:
-        """Compile a sequence's grammar, and start its replay, on the compile thread."""
+        """Compile a sequence's grammar, and start its replay, on the compile thread. If that fails, tell the engine.
+        Does nothing for a closed sequence."""
         if sequence.closed:
             return
         try:
@@ -183,8 +187,9 @@ class Matcher:
     def _replay(
         self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, left: deque[int], compile_ns: int
     ) -> None:
-        """Advance a sequence by the output that is left, and write its first mask, on the compile thread. A long replay
-        takes turns with other work of that thread."""
+        """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask, and
+        send OPENED, on the compile thread. A long replay takes turns with other work of that thread. If the grammar
+        fails, tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -205,7 +210,8 @@ class Matcher:
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
     def _next_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
-        """Advance by tokens, and return the mask of the next one. Raises GrammarError, also if this takes too long."""
+        """Advance by tokens, and return the mask of the next one. Charges the processor time to the sequence's budget.
+        Raises GrammarError, also if this takes too long."""
         began_ns = time.thread_time_ns()
         grammar.accept_tokens(tokens)
         mask = grammar.compute_mask()
@@ -214,7 +220,7 @@ class Matcher:
 
     def _end_replay(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, mask: TokenMask) -> bool:
         """Write the mask of a replayed sequence, and move the sequence to the thread that computes its masks. Returns
-        False if more tokens have come."""
+        False, and does nothing, if more tokens have come; True also for a closed sequence."""
         with self._lock:
             if sequence.closed:
                 return True
@@ -227,8 +233,8 @@ class Matcher:
         return True
 
     def _put_locked(self, sequence: _ConstrainedSequence, position: int, mask: TokenMask) -> bool:
-        """Write a mask to the ring, unless the sequence has left meanwhile. A slow mask moves its sequence to the slow
-        thread. Returns whether the engine waits for the mask."""
+        """Write a mask to the ring, unless the sequence has left meanwhile; the caller holds the lock. A slow mask
+        moves its sequence to the slow thread. Returns whether the engine waits for the mask."""
         if sequence.budget.last_ns > SLOW_NS:
             self._slow_down_locked(sequence)
         if sequence.closed:
@@ -237,7 +243,8 @@ class Matcher:
         return sequence.record_mask(position)
 
     def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
-        """Move a sequence to the slow thread. If its mask was very slow, all sequences with its grammar follow."""
+        """Move a sequence to the slow thread. If its mask was very slow, all sequences with its grammar follow when
+        their next tokens come."""
         sequence.slow_down()
         if sequence.budget.last_ns > VERY_SLOW_NS:
             self._slow_texts[sequence.text_hash] = None
@@ -245,7 +252,8 @@ class Matcher:
                 del self._slow_texts[next(iter(self._slow_texts))]
 
     def _await_mask(self, frame: Frame) -> None:
-        """Answer MASKED when the mask of a position is there, now or later. Raises WireError."""
+        """Answer MASKED when the mask of a position is there, now or later. Ignores sequences that have left or failed.
+        Raises WireError for a malformed frame."""
         position = frame.number()
         sequence = self._sequences.get(frame.subject)
         if sequence is None or sequence.generation != frame.generation or sequence.failed:
@@ -264,8 +272,9 @@ class Matcher:
             return sequence.pop_pending()
 
     def _add_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-        """Queue the masks that follow sampled tokens. Skips tokens that a replay has consumed already. Raises WireError
-        if a token is missing."""
+        """Queue the masks that follow sampled tokens, on the threads of their sequences. `rows` are mask slot,
+        generation, position and token. Tokens of a sequence that is being replayed are kept for the replay. Skips
+        tokens that a replay has consumed already, or of other sequences. Raises WireError if a token is missing."""
         fed: dict[int, list[int]] = {}
         for mask_slot, generation, position, token in rows:
             sequence = self._sequences.get(mask_slot)
@@ -292,6 +301,8 @@ class Matcher:
         position, thread = sequence.position, sequence.thread
 
         def step() -> None:
+            """Advance the sequence, write its mask, and send MASKED if the engine waits for it. If the grammar fails,
+            tell the engine."""
             grammar = sequence.grammar
             if sequence.closed or grammar is None:
                 return
@@ -311,7 +322,8 @@ class Matcher:
         return step
 
     def _fail(self, sequence: _ConstrainedSequence, error: GrammarError) -> None:
-        """Give up a sequence's grammar, and send the cause to the engine."""
+        """Give up a sequence's grammar, and send the cause to the engine: TOO_SLOW for too much processor time, else
+        FAILED."""
         sequence.fail()
         cause = str(error)
         log.warning("a grammar failed", cause=cause)

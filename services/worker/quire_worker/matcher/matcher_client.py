@@ -152,7 +152,8 @@ class MatcherClient:
             self._link = self._make_link(self._wake_model_thread)
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
-        """Start a sequence with a grammar. It gets a mask slot now, or when one is free; then the process opens it."""
+        """Start a sequence with a grammar, and the process if it has not started. The sequence gets a mask slot now, or
+        when one is free; then the process opens it. Returns the sequence's record at once."""
         self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
@@ -161,14 +162,15 @@ class MatcherClient:
         return constraint
 
     def give_waiting(self, constraint: RowConstraint, to: MatcherClient) -> None:
-        """Pass a sequence that waits for a mask slot to the client of another process."""
+        """Pass a sequence that waits for a mask slot to the client of another process, which goes on with its waiting
+        time."""
         self._waiting.remove(constraint)
         began_s = self._metrics.record_end(constraint.generation)
         self._assign_mask_slots()
         to.adopt(constraint, began_s)
 
     def adopt(self, constraint: RowConstraint, began_s: float | None) -> None:
-        """Take over a sequence that waits for a mask slot since `began_s`."""
+        """Take over, under a new generation, a sequence that waits for a mask slot since `began_s`."""
         self._generations += 1
         constraint.move_to(self, self._generations)
         self._metrics.record_start(constraint.generation, began_s)
@@ -180,8 +182,8 @@ class MatcherClient:
         self._send_opens()
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """End a sequence, since it has left its slot, and free its mask slot. Steps in flight may still ask for its
-        masks, and find none."""
+        """End a sequence, since it has left its slot, tell the process, and give its mask slot to the next that waits.
+        Steps in flight may still ask for its masks, and find none."""
         constraint.end()
         self._metrics.record_end(constraint.generation)
         if constraint.mask_slot == NO_MASK_SLOT:
@@ -199,8 +201,9 @@ class MatcherClient:
         self._send_opens()
 
     def poll(self) -> bool:
-        """Process the frames that have come, and the loss of the process. Returns whether `is_ready` or `failure` of a
-        sequence may have changed since the last call."""
+        """Process the frames that have come and the loss of the process, and replay or fail sequences whose masks are
+        overdue. A process that sends nonsense is given up. Returns whether `is_ready` or `failure` of a sequence may
+        have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
             if isinstance(frame, ProcessLost):
                 self._reopen_all()
@@ -235,7 +238,8 @@ class MatcherClient:
 
     def hold(self, constraint: RowConstraint) -> None:
         """Mark a sequence as not ready, since a step found its mask missing, and ask the process to say when the mask
-        is there. If a step in flight has sampled that token meanwhile, the process answers at once."""
+        is there. If a step in flight has sampled that token meanwhile, the process answers at once. Only counts the row
+        if the sequence is not ready already."""
         self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
@@ -257,7 +261,8 @@ class MatcherClient:
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
 
     def _assign_mask_slots(self) -> None:
-        """Assign free mask slots to the sequences that wait for one."""
+        """Assign free mask slots to the sequences that wait for one, first come, first served, and queue these to be
+        opened. Update the metrics of mask slots."""
         while self._free_mask_slots and self._waiting:
             constraint = self._waiting.popleft()
             constraint.assign_mask_slot(self._free_mask_slots.pop())
@@ -267,8 +272,8 @@ class MatcherClient:
         self._metrics.set_mask_slots(len(self._by_mask_slot), len(self._waiting))
 
     def _send_opens(self) -> None:
-        """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow. A suspect waits until the process opens no
-        other sequence, and the sequences behind it wait until it is open."""
+        """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow; a sequence with a refused grammar fails. A
+        suspect waits until the process opens no other sequence, and the sequences behind it wait until it is open."""
         while self._to_open and not self._opens_suspect and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
             if self._fail_if_refused(constraint):
@@ -285,7 +290,8 @@ class MatcherClient:
             self._send_open(constraint)
 
     def _has_room_for(self, constraint: RowConstraint) -> bool:
-        """Whether the process may open this sequence in addition to those that it opens now."""
+        """Whether the process may open this sequence now. It may if it opens no other, or if all OPEN frames have at
+        most MOST_OPENING_BYTES and the sequence is no suspect."""
         if not self._opening_bytes:
             return True
         is_small = sum(self._opening_bytes.values()) + constraint.open_bytes <= MOST_OPENING_BYTES
@@ -323,7 +329,8 @@ class MatcherClient:
             self._send(pack_open(opened))
 
     def _receive(self, frame: Frame) -> None:
-        """Process one frame of the matcher's process. Raises WireError."""
+        """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready; FAILED and TOO_SLOW
+        fail it. Ignores frames for sequences that have left. Raises WireError for any other kind."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return
@@ -363,7 +370,8 @@ class MatcherClient:
 
     def _reopen_all(self) -> None:
         """Queue all sequences for the next process, suspects last. If the lost process worked on one sequence alone,
-        the crash counts against the replay key of this sequence."""
+        the crash counts against the replay key of this sequence. Refused sequences fail. After MOST_LOST losses in a
+        row without a sequence opened, all fail."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
         with self._lock:
             self._incarnation += 1

@@ -49,9 +49,9 @@ TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
 
 
 def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the capability STRUCTURED_OUTPUT, or nothing and log the cause. The worker needs the right version of
-    llguidance, an EOS token, and a tokenizer that llguidance can read. `max_constrained_seqs` 0 switches grammars
-    off."""
+    """Return the capability STRUCTURED_OUTPUT, or nothing if the worker cannot apply grammars. It needs the right
+    version of llguidance, an EOS token, and a tokenizer that llguidance can read; problems of llguidance are logged.
+    `max_constrained_seqs` 0 switches grammars off."""
     model = Path(config.model)
     if not (config.max_constrained_seqs and config.model and eos_token_ids):
         return ()
@@ -71,8 +71,8 @@ def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: t
 
 
 def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> str:
-    """Test in another process whether llguidance can read the model's tokenizer. Returns the problem, or an empty
-    text."""
+    """Test in another process whether llguidance can read the model's tokenizer within CHECK_TIMEOUT_S. Returns the
+    problem, or an empty text."""
     arguments = [str(model), str(vocab_size), *map(str, eos_token_ids)]
     try:
         done = subprocess.run(
@@ -91,8 +91,9 @@ def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, .
 
 
 def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str) -> MatcherPool:
-    """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda. The processes start
-    with the first grammar."""
+    """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda: a mask ring, and a
+    client for each process. The processes share the mask slots and the refusals of grammars. They start with the first
+    grammar."""
     mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
     count = min(config.matcher_processes or _processes_on(device), mask_slots)
     ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, info.vocab_size)
@@ -111,16 +112,16 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str)
 
 
 def _processes_on(device: str) -> int:
-    """Return the default number of processes. A GPU computes a step in a millisecond or two, and the matcher has to
-    compute hundreds of masks in this time."""
+    """Return the default number of processes: 1 on a CPU, half of the usable cores on a GPU, at most GPU_PROCESSES. A
+    GPU computes a step in a millisecond or two, and the matcher has to compute hundreds of masks in this time."""
     return max(1, min(GPU_PROCESSES, usable_cores() // 2)) if device == "cuda" else 1
 
 
 def _link_maker(
     config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, grammar_bytes: int
 ) -> Callable[[Callable[[], None]], ProcessLink]:
-    """Return a function that starts the process of this ring. `grammar_bytes`: the memory that its grammars may
-    take."""
+    """Return a function that starts the process of this ring, and calls its argument when frames or pings come.
+    `grammar_bytes`: the memory that its grammars may take."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,

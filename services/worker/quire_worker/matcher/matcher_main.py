@@ -55,8 +55,9 @@ def run_matcher(argv: Sequence[str]) -> NoReturn:
 
 
 def _serve(sock: socket.socket, ring_fd: int) -> None:
-    """Read the SETUP frame and the model's tokenizer, then serve frames until they end. Raises WireError if another
-    frame comes first, and ConfigError if the tokenizer cannot be read."""
+    """Read the SETUP frame and the model's tokenizer, start the threads, and serve frames until they end. Pings are
+    answered here; other frames go to the quick thread. Raises WireError if another frame comes first, and ConfigError
+    if the tokenizer cannot be read."""
     frames = frames_of(sock, MatcherFrameKind)
     payload = read_setup(frames, MatcherFrameKind.SETUP)
     if payload is None:
@@ -87,7 +88,7 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
 
 
 def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure: Callable[[], None]) -> None:
-    """Pass frames to the matcher, on the quick thread."""
+    """Pass frames to the matcher for ever, on the quick thread. If that raises, call `on_failure`."""
     while True:
         try:
             matcher.receive(unread.get())
@@ -97,8 +98,8 @@ def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure:
 
 
 def _limit_memory(grammar_bytes: int) -> None:
-    """Limit the process's memory, so that it ends, without a core dump, before grammars take all memory of the machine.
-    Only Linux says how much is mapped already; elsewhere there is no limit."""
+    """Limit the process's memory to what it has mapped plus these bytes. So it ends, without a core dump, before
+    grammars take all memory of the machine. Only Linux says how much is mapped already; elsewhere there is no limit."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statm = Path("/proc/self/statm")
     if statm.exists():
@@ -109,7 +110,8 @@ def _limit_memory(grammar_bytes: int) -> None:
 
 
 def _watch(matcher: Matcher) -> None:
-    """End the process if a thread works on one sequence for too long."""
+    """Check every _WATCH_S, for ever. If a thread has worked on one sequence for too long, end the process with
+    EXIT_OVERDUE."""
     waiting = threading.Event()
     while not waiting.wait(_WATCH_S):
         if matcher.finalize_if_overdue():

@@ -47,8 +47,8 @@ class MatcherMetrics:
         return self._began_s.pop(generation, None)
 
     def record_opening(self, generation: int, compile_us: int) -> None:
-        """Record the compilation of a grammar. The time to the first mask is observed once per sequence, and not for
-        replays."""
+        """Record the compilation of a grammar. The time from the sequence's start to its first mask is observed once
+        per sequence, and not for replays."""
         self._compile_seconds.observe(compile_us / 1e6)
         began_s = self._began_s.pop(generation, None)
         if began_s is not None:
@@ -73,7 +73,8 @@ class MatcherMetrics:
         self._seen_mask_slots = used, waiting
 
     def record_masks(self, made: tuple[int, int]) -> None:
-        """Record the totals of the process: its masks, and the nanoseconds that they took."""
+        """Record by how much the totals of the process have grown since the last call: its masks, and the nanoseconds
+        that they took."""
         if made != self._seen_masks:
             self._masks.inc(made[0] - self._seen_masks[0])
             self._mask_seconds.inc((made[1] - self._seen_masks[1]) / 1e9)

@@ -58,7 +58,8 @@ class MatcherPool:
         return sum(counts), sum(times_ns)
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
-        """See GrammarMatcher."""
+        """Begin to apply a grammar to a sequence, in the process that has the fewest sequences and was not just lost,
+        if possible. Starts all processes. Returns the sequence's record at once."""
         for client in self._clients:
             client.start()
         client = _choose(self._clients)
@@ -67,17 +68,18 @@ class MatcherPool:
         return constraint
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """See GrammarMatcher."""
+        """End a sequence that has left its slot. Its mask slot may go to a sequence that waits at another process."""
         self._client_of.pop(constraint).close_sequence(constraint)
         self._share_mask_slots()
 
     def poll(self) -> bool:
-        """See GrammarMatcher."""
+        """Process the messages of all processes. Returns whether `is_ready` or `failure` of a sequence may have
+        changed."""
         changed = [client.poll() for client in self._clients]  # a list, so that each client is polled
         return any(changed)
 
     def hold(self, constraint: RowConstraint) -> None:
-        """See GrammarMatcher."""
+        """Mark a sequence as not ready until its mask has come, after a step that lacked the mask."""
         self._client_of[constraint].hold(constraint)
 
     def close(self) -> None:

@@ -59,7 +59,8 @@ class _WorkStart:
 
     @classmethod
     def now(cls) -> _WorkStart:
-        """Return the time of the calling thread."""
+        """Return the time by the wall clock, and by the calling thread's clock of processor time. Without such a clock,
+        as on macOS, the wall clock replaces it."""
         clock = time.CLOCK_MONOTONIC
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has no such clock: all time counts there
             clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -129,7 +130,7 @@ class ThreadExecutor(InlineExecutor):
         self._work.put((time.monotonic_ns() + expected_ns, next(self._numbers), generation, work))
 
     def _main(self) -> None:
-        """Do the queued work, on the executor's thread."""
+        """Do the queued work, on the executor's thread, for ever. If work raises, call `on_failure` and end."""
         while True:
             _, _, generation, work = self._work.get()
             try:
@@ -140,7 +141,8 @@ class ThreadExecutor(InlineExecutor):
 
 
 def make_executors(ring: MaskRing, on_failure: Callable[[], None]) -> dict[MatcherThread, InlineExecutor]:
-    """Make an executor for each thread. The quick thread is the one that submits."""
+    """Make an executor for each thread. The quick thread is the one that submits; the others start here. If their work
+    raises, `on_failure` is called."""
     return {
         MatcherThread.QUICK: InlineExecutor(MatcherThread.QUICK, ring),
         MatcherThread.SLOW: ThreadExecutor(MatcherThread.SLOW, ring, on_failure),

@@ -79,7 +79,8 @@ class RowConstraint:
         return open_frame_bytes(len(self.output), self._grammar_bytes)
 
     def replay_key(self) -> bytes:
-        """Return a digest of the grammar and the output, which determine the matcher's work. See CrashRecord."""
+        """Return a digest of the grammar and the output, which determine the matcher's work. Sequences with the same
+        key crash a process all, or none does."""
         found = xxhash.xxh3_128(self.grammar.encode())
         found.update(b"\0" + np.array(self.output, np.int32).tobytes())
         return found.digest()

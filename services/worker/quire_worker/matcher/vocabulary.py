@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Load the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError, and
-    Unsupported for a kind of tokenizer in GGUF files that Quire does not have."""
+    """Load the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError if there
+    is no EOS token or llguidance cannot read the tokenizer. Raises Unsupported for a kind of tokenizer in GGUF files
+    that Quire does not have."""
     eos = [each for each in eos_token_ids if 0 <= each < vocab_size]
     if not eos:
         raise ConfigError(
@@ -48,7 +49,8 @@ def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load the tokenizer that the arguments name. Returns the exit code."""
+    """Test whether the tokenizer that the arguments name (model, size and EOS ids) can be loaded. Returns the exit
+    code: 0, or 1 after printing the cause."""
     model, size, *eos = argv
     try:
         load_vocabulary(Path(model), int(size), [int(each) for each in eos])

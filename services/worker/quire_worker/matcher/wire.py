@@ -79,7 +79,7 @@ def pack_open(opened: OpenMessage) -> Frame:
 
 
 def unpack_open(frame: Frame) -> OpenMessage:
-    """Unpack an OPEN frame; raises WireError."""
+    """Unpack an OPEN frame. Raises WireError if its payload is too short or not UTF-8."""
     try:
         position, count = _OPEN.unpack_from(frame.payload)
         ids = np.frombuffer(frame.payload, np.int32, count, _OPEN.size)
@@ -90,7 +90,8 @@ def unpack_open(frame: Frame) -> OpenMessage:
 
 
 def unpack_tokens(frame: Frame) -> Int32:
-    """Unpack a TOKENS frame into its rows [N, 4]; raises WireError."""
+    """Unpack a TOKENS frame into its rows [N, 4]: mask slot, generation, position, token. Raises WireError for a
+    payload of another shape."""
     column = frame.column()
     if len(column) % TOKEN_COLUMNS:
         raise WireError(f"a column of {len(column)} numbers in TOKENS")
