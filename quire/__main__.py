@@ -16,7 +16,9 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `quire`. Returns the exit code: 0 success, 1 a typed error, 2 wrong usage, 130 interrupted."""
+    """Parse `argv` (None: the process's arguments), run the command that it names, and return the exit code. 0:
+    success. 1: a QuireError, which is printed, or nobody reads the output any more. 130: Ctrl-C. Arguments that the
+    parser refuses end the process with exit code 2; unknown options are a typed error."""
     parser = argparse.ArgumentParser(prog="quire", description="LLM serving as five cooperating services.")
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -46,13 +46,16 @@ class AsyncClient:
     def generate(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Delta]:
-        """Stream a continuation. If the caller closes the iterator, the request ends."""
+        """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
+        arrive. Raises InvalidArgument at once for an invalid prompt. If the connection breaks, the answer continues
+        over a new one. Closing the iterator ends the request."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     async def complete(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
-        """Return the whole continuation at once; `options` are those of `generate`. Raises QuireError."""
+        """Generate a continuation, and return the whole of it in one RequestOutput, token ids included. `options` are
+        those of `generate`. Raises QuireError."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -84,7 +87,7 @@ class AsyncClient:
         return await self.complete(prompt, sampling_params, **options)
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that are served. Raises QuireError."""
+        """Ask the router for the models that it serves, and return their ModelCards. Raises QuireError."""
         try:
             answer = await self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -92,7 +95,8 @@ class AsyncClient:
         return [wire.read_model(model) for model in answer.models]
 
     async def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
-        """Whether the router serves, by grpc.health.v1. Raises Unavailable if nothing answers."""
+        """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
+        nothing answers, and DeadlineExceeded after `timeout_s`."""
         request = health_pb2.HealthCheckRequest()
         try:
             answer = await self._health.Check(request, timeout=timeout_s, metadata=self._metadata)
@@ -101,7 +105,7 @@ class AsyncClient:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
-        """End the calls that still run, also those that wait to be sent again. They raise `Aborted`."""
+        """Close the connection. Calls that still run, or wait to be sent again, raise `Aborted`."""
         self._closed.set()
         await self._channel.close()
 
@@ -114,8 +118,9 @@ class AsyncClient:
         await self.close()
 
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
-        """Yield the deltas of a call. If the stream breaks, another one resumes it after a pause, as far as `state`
-        allows; otherwise `state` raises the typed error."""
+        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
+        wait before another stream resumes the answer, or raises the typed error. Choices that are resumed come one
+        after the other. Raises Aborted if the client is closed."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:
@@ -136,7 +141,7 @@ class AsyncClient:
         raise state.client_closed()
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait for this time, or until the client is closed."""
+        """Wait for `pause_s` seconds, but no longer than until the client is closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), pause_s)
 

@@ -38,8 +38,10 @@ class BeamSearchOutput:
 
 
 async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int], ask: Ask) -> BeamSearchOutput:
-    """Search the likeliest continuations of one prompt. Each step asks for the likeliest tokens after every beam, and
-    keeps the `beam_width` best of all longer beams."""
+    """Search the likeliest continuations of one prompt. Each step asks for the 2 x `beam_width` likeliest next tokens
+    of every beam, and keeps the `beam_width` longer beams with the highest logprob. A beam that ends with an id in
+    `eos` is set aside as finished, unless the parameters ignore it. After `max_tokens` steps, the open beams get the
+    finish reason `length`. Returns the best `beam_width` of all beams by vLLM's score, with their text."""
     step = SamplingParams(
         max_tokens=1, temperature=params.temperature, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
     )
@@ -74,7 +76,8 @@ async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int],
 
 
 def _extensions(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
-    """Return the beam extended by each token that the output names as a candidate."""
+    """Return copies of the beam, one for each candidate token of the output, longer by this token. The token's logprob
+    is added to the beam's sum, and its bytes to the beam's text."""
     (candidates,) = output.outputs[0].logprobs or [{}]
     return [
         BeamSearchSequence(
@@ -88,14 +91,16 @@ def _extensions(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSea
 
 
 def _end(beam: BeamSearchSequence, params: BeamSearchParams) -> None:
+    """Mark a beam as stopped by its last token, and cut this token's bytes off the text unless the parameters keep
+    them."""
     beam.finish_reason, beam.stop_reason = "stop", beam.tokens[-1]
     if not params.include_stop_str_in_output:
         beam.raw = beam.raw[: len(beam.raw) - len(beam.logprobs[-1][beam.tokens[-1]].token_bytes)]
 
 
 def _score(beam: BeamSearchSequence, prompt_length: int, params: BeamSearchParams, eos: Collection[int]) -> float:
-    """Return vLLM's score: the sum of logprobs divided by the length to the power of the penalty. An end-of-sequence
-    token does not count in the length."""
+    """Return vLLM's score: the sum of logprobs divided by the length to the power of the penalty. The length counts the
+    tokens of prompt and answer, but not an end-of-sequence token at the end."""
     length = len(beam.tokens)
     if beam.tokens[-1] in eos and length > prompt_length:
         length -= 1

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` in QUIRE_CACHE_DIR, or in the user's cache if that is not set. It may not exist yet."""
+    """Return the path of the folder `name` in QUIRE_CACHE_DIR. If that is not set, the folder is in `quire` in
+    XDG_CACHE_HOME, or else in ~/.cache. Nothing is created."""
     override = os.environ.get("QUIRE_CACHE_DIR")
     if override:
         return Path(override).absolute() / name

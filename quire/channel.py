@@ -32,7 +32,8 @@ _LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 def options(address: str, tls_server_name: str | None = None) -> list[tuple[str, int | str]]:
-    """Return the channel arguments for an address. `tls_server_name`: the name to check in the server's certificate."""
+    """Return the gRPC channel arguments for an address: the common ones, and no HTTP proxy for an address on this host.
+    `tls_server_name`: the name to check in the server's certificate."""
     named = [("grpc.ssl_target_name_override", tls_server_name)] if tls_server_name else []
     direct = [("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else []
     return [*OPTIONS, *named, *direct]
@@ -52,7 +53,8 @@ def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
 
 
 def has_begun(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether the router had begun a call that has ended, judging by the initial metadata that arrived."""
+    """Whether the router had begun the call before it ended: the router then sent `x-request-id` in the initial
+    metadata."""
     return any(key == _BEGUN_KEY for key, _ in initial_metadata or ())
 
 

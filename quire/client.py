@@ -50,13 +50,16 @@ class Client:
     def generate(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
-        """Stream a continuation. If the caller stops iterating, or closes the iterator, the request ends."""
+        """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
+        arrive. Raises InvalidArgument at once for an invalid prompt. If the connection breaks, the answer continues
+        over a new one. The request ends if the iterator is closed or dropped."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
-        """Return the whole continuation at once; `options` are those of `generate`. Raises QuireError."""
+        """Generate a continuation, and return the whole of it in one RequestOutput, token ids included. `options` are
+        those of `generate`. Raises QuireError."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -88,7 +91,7 @@ class Client:
         return self.complete(prompt, sampling_params, **options)
 
     def models(self) -> list[ModelCard]:
-        """Return the models that are served. Raises QuireError."""
+        """Ask the router for the models that it serves, and return their ModelCards. Raises QuireError."""
         try:
             answer = self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -96,7 +99,8 @@ class Client:
         return [wire.read_model(model) for model in answer.models]
 
     def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
-        """Whether the router serves, by grpc.health.v1. Raises Unavailable if nothing answers."""
+        """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
+        nothing answers, and DeadlineExceeded after `timeout_s`."""
         try:
             answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -104,7 +108,7 @@ class Client:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        """End the calls that still run, also those that wait to be sent again. They raise `Aborted`."""
+        """Close the connection. Calls that still run, or wait to be sent again, raise `Aborted`."""
         self._closed.set()
         self._channel.close()
 
@@ -117,8 +121,9 @@ class Client:
         self.close()
 
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
-        """Yield the deltas of a call. If the stream breaks, another one resumes it after a pause, as far as `state`
-        allows; otherwise `state` raises the typed error."""
+        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
+        wait before another stream resumes the answer, or raises the typed error. Choices that are resumed come one
+        after the other. Raises Aborted if the client is closed."""
         while True:
             try:
                 call = self._inference.Generate(state.request, metadata=self._metadata)

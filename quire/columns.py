@@ -12,8 +12,8 @@ _WIDTH = 4
 
 
 def pack_i32(values: Sequence[int], param: str) -> bytes:
-    """Pack integers as little-endian int32. Raises InvalidArgument, naming `param`, for a value that is not an
-    int32."""
+    """Return the integers as little-endian int32 bytes. Raises InvalidArgument, naming `param`, for a value that is not
+    an int32."""
     try:
         return struct.pack(f"<{len(values)}i", *values)
     except (struct.error, TypeError) as error:
@@ -23,5 +23,5 @@ def pack_i32(values: Sequence[int], param: str) -> bytes:
 
 
 def unpack_i32(column: bytes) -> list[int]:
-    """Unpack the bytes of `pack_i32`."""
+    """Return the integers of little-endian int32 bytes; bytes beyond a multiple of 4 raise struct.error."""
     return list(struct.unpack(f"<{len(column) // _WIDTH}i", column))

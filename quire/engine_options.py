@@ -32,14 +32,17 @@ class EngineOption:
 
 
 def _to(name: str, service: str, help_text: str, metavar: str = "N", own: str = "") -> EngineOption:
+    """Make an option with a value for one service, which calls it `own`, or `name` if that is empty."""
     return EngineOption(name, ((service, own or name),), help_text, metavar)
 
 
 def _switch(name: str, service: str, help_text: str, own: str = "") -> EngineOption:
+    """Make an on/off option for one service, which calls it `own`, or `name` if that is empty."""
     return EngineOption(name, ((service, own or name),), help_text, switch=True)
 
 
 def _kvstore(own: str, help_text: str, metavar: str = "N") -> EngineOption:
+    """Make the option `kvstore-OWN`, which the kvstore calls `own`."""
     return EngineOption(f"kvstore-{own}", (("kvstore", own),), help_text, metavar)
 
 
@@ -249,9 +252,10 @@ OPTION_NAMES = (*_BY_NAME, *(option.name for option in vllm_options.VLLM_OPTIONS
 
 
 def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
-    """Translate a user's options, by Quire's or vLLM's names (dashes or underscores), into flags for each service.
-    Raises InvalidArgument or Unsupported for an option or value that Quire does not have. Options that are None are
-    left out."""
+    """Translate a user's options, by Quire's or vLLM's names (dashes or underscores), into flags: service -> the
+    service's own option -> value. Options that are None are left out. A value given by Quire's name wins over one that
+    a vLLM option is translated into. Raises InvalidArgument or Unsupported for an option or value that Quire does not
+    have."""
     given = {key.replace("_", "-"): (key, value) for key, value in options.items() if value is not None}
     wanted: dict[str, Any] = {}
     for name, (key, value) in given.items():
@@ -269,8 +273,9 @@ def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
 
 
 def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> InvalidArgument:
-    """Return the error for an option that neither Quire nor vLLM has, with the closest name that exists. `spelled` is
-    the user's spelling."""
+    """Return the error for an option that neither Quire nor vLLM has. Its fix suggests the closest name of OPTION_NAMES
+    and `extra`, or else `quire serve --help`. `spelled` is the user's spelling: with a leading dash, the suggestion is
+    a flag."""
     close = difflib.get_close_matches(name, [*OPTION_NAMES, *extra], n=1)
     suggestion = f"--{close[0]}" if close and spelled.startswith("-") else "".join(close).replace("-", "_")
     fix = f"Did you mean {suggestion}?" if close else "See `quire serve --help`."
@@ -278,7 +283,8 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
 
 
 def _spell(option: EngineOption, value: Any) -> str | bool:
-    """Return the value for the service's flag: text, or True or False for a switch. Raises InvalidArgument."""
+    """Return the value for the service's flag: a bool for a switch, JSON for a dict, commas between the items of a
+    list, else text. Numbers are converted to the unit of the service's option. Raises InvalidArgument."""
     if option.switch:
         if not isinstance(value, bool):
             raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)
@@ -291,7 +297,8 @@ def _spell(option: EngineOption, value: Any) -> str | bool:
 
 
 def _multiply(option: EngineOption, value: Any) -> int:
-    """Convert a number to the unit of the service's option. Raises InvalidArgument."""
+    """Return a number in the unit of the service's option (`times` as many), without its fraction. Raises
+    InvalidArgument for a value that is not a number."""
     try:
         return int(float(value) * option.times)
     except (TypeError, ValueError, OverflowError) as error:

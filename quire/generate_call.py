@@ -102,8 +102,9 @@ class GenerateCall:
         self._failures, self._last_news_s = 0, monotonic()
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
-        """Record one response, and return it in the form for the caller. Raises the typed error if the response carries
-        one."""
+        """Record a response, and return it as the Delta for the caller. In a resumed stream, the Delta gets the index
+        of the choice that is resumed. Token ids are left out unless the caller asked for them, and prompt ids come only
+        once. Without `detokenize`, there is no text. Raises the typed error if the response carries one."""
         delta = wire.read_response(response, self.request_id)
         if self._current is not None:
             delta = replace(delta, index=self._current)
@@ -124,20 +125,24 @@ class GenerateCall:
         )
 
     def more(self) -> bool:
-        """Note that the stream has ended without an error. Returns whether another choice must be resumed, by sending
-        `request`."""
+        """Note that the stream has ended without an error. Returns False if the answer is complete. Otherwise makes
+        `request` resume the next unfinished choice and returns True: the caller must send it."""
         if self._current is None or not self._left:
             return False
         self._take_up(self._left.popleft())
         return True
 
     def wait_s(self, error: grpc.RpcError | errors.QuireError, *, begun: bool, closed: bool = False) -> float:
-        """After a broken stream, make `request` resume the first choice that has not ended. Returns the seconds to wait
-        before it is sent. Before the first response, a call is sent again unchanged if a draining router refused it, or
-        if gRPC cancelled it and the router has not `begun` it.
+        """Decide on a stream that broke with `error`. Returns the seconds to wait before `request` is sent; raises the
+        error if the call must not be sent again.
 
-        Raises the typed error for any other code, if the answer is complete, or after `reconnect_s`. Raises
-        `client_closed` if the call could be resumed but the client is `closed`.
+        After the first response, `request` resumes the first choice that has not ended. Before it, the unchanged call
+        is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the router had
+        `begun` it.
+
+        Raises the typed error for other codes, `reconnect_s` after the last response, if all choices have ended, and
+        for answers that arrive all at once. Raises `client_closed` if the connection broke because the client is
+        `closed`.
         """
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         if closed and typed.code in _BROKEN:
@@ -159,7 +164,7 @@ class GenerateCall:
         return self._pause_s()
 
     def client_closed(self) -> errors.Aborted:
-        """Return the error of a call that ended because its client was closed."""
+        """Return the error CLIENT_CLOSED, for a call that ended because its client was closed."""
         return errors.Aborted(
             "CLIENT_CLOSED",
             f"The client of {self._address} was closed before the answer was complete.",
@@ -168,12 +173,13 @@ class GenerateCall:
         )
 
     def _pause_s(self) -> float:
-        """Count a failure. Returns the seconds to wait, which grow from failure to failure."""
+        """Count a failure in a row, and return the seconds to wait: 0.1, then twice as long each time, at most 2."""
         self._failures += 1
         return float(min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures - 1, 8)))
 
     def _take_up(self, index: int) -> None:
-        """Make `request` resume this choice, with the tokens that have arrived."""
+        """Make `request` ask for this choice alone, with its sample index. If tokens of the choice have arrived, the
+        request resumes after them."""
         progress = self._choices[index]
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self._first)
@@ -184,8 +190,9 @@ class GenerateCall:
         self._current, self.request = index, request
 
     def _usage(self, usage: Usage | None) -> Usage | None:
-        """Return the usage to pass on. If choices are resumed one by one, it is None until the last choice has ended,
-        and then the usage of all choices together."""
+        """Return the usage to pass on. In an unbroken stream, this is `usage` itself. If choices are resumed one by
+        one, it is None until the last choice has ended. Then it has the prompt's numbers of the first usage, and the
+        completion tokens of all choices."""
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage

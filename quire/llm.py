@@ -90,8 +90,10 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Return continuations of every prompt, in the order of the prompts. Without `sampling_params`, the model's own
-        defaults apply. The first failure ends the call and is raised."""
+        """Return continuations of every prompt, in the order of the prompts, at most 256 in flight at a time.
+        `sampling_params` and `priority` are one for all prompts, or one for each. Without `sampling_params`, the
+        model's own defaults apply. A prompt that a full queue refuses is sent again; the first other failure ends the
+        call and is raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
         params = _one_per_prompt(sampling_params, SamplingParams, default, len(batch), "sampling_params")
@@ -110,8 +112,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return answers to one conversation, or to each of several. The model's chat template renders them, or
-        `chat_template` if the tokenizers allow it."""
+        """Return answers to one conversation, or to each of several, in order. The model's chat template renders them,
+        or `chat_template` if the tokenizers allow it. Sampling and failures are as in `generate`."""
         single = all(isinstance(message, Mapping) for message in messages)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [
@@ -135,15 +137,16 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest continuations of every prompt that a beam search finds. It asks for 2 x beam_width
-        logprobs, and the router allows at most 20, unless `--max-logprobs` changes that."""
+        """Return the likeliest continuations of every prompt that a beam search finds, in order. `concurrency_limit`
+        prompts are searched at a time (default: 256). The search asks for 2 x beam_width logprobs; the router allows at
+        most 20, unless `--max-logprobs` changes that."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of calls that set none. They are the model's own, from its
-        generation_config.json, --generation-config and --override-generation-config."""
+        generation_config.json, --generation-config and --override-generation-config. The first call asks the router."""
         if self._defaults is None:
             card = self._run(self._client.models())[0]
             self._defaults = SamplingParams(**card.sampling_defaults)  # type: ignore[arg-type]  # numbers by name
@@ -162,7 +165,8 @@ class LLM:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine in the private loop, and return its result. An interruption cancels it."""
+        """Run the coroutine in the private event loop, wait for it, and return its result. An exception in this thread,
+        such as Ctrl-C, cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -177,11 +181,12 @@ class LLM:
         priorities: Sequence[int],
         bar: Bar | None = None,
     ) -> list[RequestOutput]:
-        """Complete all prompts, a limited number at a time, and return the outputs in the order of the prompts. Each
-        completed prompt advances the bar."""
+        """Complete all prompts, at most 256 at a time, and return the outputs in the order of the prompts. The three
+        sequences have one entry per prompt. Each completed prompt advances the bar, which is closed at the end."""
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
+            """Complete one prompt when there is room, count it in the bar, and return its output."""
             async with gate:
                 output = await self._complete_with_retries(prompt, param, priority)
             if bar is not None:
@@ -199,7 +204,8 @@ class LLM:
     async def _search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
     ) -> list[BeamSearchOutput]:
-        """Run a beam search for every prompt, `limit` of them at a time. Each completed prompt advances the bar."""
+        """Run a beam search for every prompt, `limit` of them at a time, and return the results in order. Each
+        completed prompt advances the bar, which is closed at the end."""
         eos = frozenset((await self._client.models())[0].eos_token_ids)
         gate = asyncio.Semaphore(limit)
 
@@ -207,6 +213,7 @@ class LLM:
             return await self._serve(beams, [step] * len(beams), [0] * len(beams))
 
         async def one(prompt: Prompt) -> BeamSearchOutput:
+            """Search one prompt when there is room, count it in the bar, and return the result."""
             async with gate:
                 found = await search(prompt, params, eos, ask)
             if bar is not None:
@@ -220,9 +227,9 @@ class LLM:
                 bar.close()
 
     async def _gather(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run the coroutines, and return their results in order. The first failure ends all of them. Raises the first
-        QuireError among the failures, or Unavailable with the name of a service that has died. If no failure is a
-        QuireError, raises the ExceptionGroup of all failures."""
+        """Run the coroutines at once, and return their results in order. The first failure cancels the others. Raises
+        the first QuireError among the failures; an Unavailable may be replaced by the cause that
+        `_explain_by_dead_service` finds. If no failure is a QuireError, raises the ExceptionGroup of all failures."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work) for work in works]
@@ -234,7 +241,8 @@ class LLM:
         return [task.result() for task in tasks]
 
     async def _complete_with_retries(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
-        """Complete one prompt. While a queue is full, wait and try again, because the caller wants the whole batch."""
+        """Complete one prompt, and return its output. While the router is Overloaded, wait as long as it says, at least
+        0.1 s, and send the prompt again, without limit."""
         while True:
             try:
                 return await self._client.complete(prompt, params, priority=priority)
@@ -242,8 +250,8 @@ class LLM:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
     def _explain_by_dead_service(self, error: QuireError) -> QuireError:
-        """Return the error. If a service of this object's stack has died, return an error that names this service as
-        the cause."""
+        """Return the error to raise. If `error` is Unavailable and a service of this object's own stack has died, the
+        result names the last service that died, with cause, fix and log. Otherwise the result is `error` itself."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
             death = self._stack.deaths[-1]
             return Unavailable(
@@ -258,8 +266,8 @@ async def _make_client(address: str, api_key: str | None) -> AsyncClient:
 
 
 def _one_per_prompt(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
-    """Return `length` values, from None (the default for each), one value for all, or a list of values. Raises
-    InvalidArgument if their number differs."""
+    """Return `length` values of the type `kind`: `default` for each if `value` is None, the same for each if it is a
+    single `kind`, else the items of the list. Raises InvalidArgument, naming `param`, if a list has another length."""
     if value is None:
         return [default] * length
     if isinstance(value, kind):

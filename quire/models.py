@@ -54,9 +54,9 @@ def find_model(
 
 
 def default_model(*, fetch: bool = True) -> tuple[str, Path]:
-    """Return name and path of the model that is served if the user names none: the default of the catalogue, which is
-    downloaded. If that fails, one line reports the reason, and models/demo takes its place. Without `fetch`, the
-    default of the catalogue is used only if it is there."""
+    """Return name and path of the model that is served if the user names none: the catalogue's default, downloaded if
+    needed. If the download fails, a line on standard error gives the reason, and models/demo takes its place. Without
+    `fetch`, nothing is downloaded: models/demo takes its place unless the default is in the cache."""
     model = CATALOG[DEFAULT]
     if not fetch:
         there = fetched(model)
@@ -70,12 +70,13 @@ def default_model(*, fetch: bool = True) -> tuple[str, Path]:
 
 
 def is_conversational(path: str) -> bool:
-    """Whether a model is in the catalogue as one that answers questions."""
+    """Whether the file at this path has the name of a catalogue model that answers questions; False for every other
+    model."""
     return Path(path).name in {model.file_name for model in CATALOG.values() if model.is_conversational}
 
 
 def named_model(name: str) -> CatalogModel:
-    """Return a model of the catalogue. Raises NotFound."""
+    """Return the catalogue's model of this name. Raises NotFound, with the known names."""
     if name not in CATALOG:
         raise NotFound(
             "MODEL_NOT_FOUND", f"No model is called {name}.", f"Known names: {', '.join(CATALOG)}.", param="model"
@@ -84,8 +85,8 @@ def named_model(name: str) -> CatalogModel:
 
 
 def pull_with_bar(model: CatalogModel) -> Path:
-    """Fetch a model unless it is there, and return its file. A bar is shown if standard error is a terminal. Raises
-    Unavailable."""
+    """Return the path of the catalogue model's file; download it first unless it is there. A bar on standard error
+    shows the download, or one line if that is not a terminal. Raises Unavailable."""
     there = fetched(model)
     if there is not None:
         return there
@@ -97,8 +98,8 @@ def pull_with_bar(model: CatalogModel) -> Path:
 
 
 def hub_model_with_bar(model: HubModel) -> Path:
-    """Find a model of the hub, and return its folder or GGUF file. A bar is shown during a download if standard error
-    is a terminal. Raises as find_hub_model."""
+    """Return the folder or GGUF file of a model of the hub; download it first if the cache lacks any file. A bar on
+    standard error shows the download, or one line if that is not a terminal. Raises the errors of `find_hub_model`."""
     bars: list[ByteBar] = []
 
     def start_progress() -> Progress:

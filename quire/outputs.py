@@ -92,7 +92,8 @@ class Delta:
 
     @property
     def characters(self) -> int:
-        """Number of characters of the answer that this delta stands for, as routers count them."""
+        """Number of characters of the answer that this delta stands for, as routers count them: text, reasoning, names
+        and arguments of tool calls, and hidden characters."""
         calls = sum(len(piece.name) + len(piece.arguments) for piece in self.tool_calls)
         return len(self.text) + len(self.reasoning) + calls + self.hidden_characters
 
@@ -131,7 +132,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its finish reason."""
+        """Whether there is a choice, and every choice has its finish reason."""
         return bool(self.outputs) and all(output.finished() for output in self.outputs)
 
     @property
@@ -140,7 +141,9 @@ class RequestOutput:
         return self.usage.cached_tokens if self.usage else None
 
     def add(self, delta: Delta) -> None:
-        """Add one step: its text and tokens to the choice that it names, its other fields to the whole result."""
+        """Add one step of a stream. Text, reasoning, tool calls, tokens, logprobs and reasons are appended to the
+        choice `delta.index`, which is made if it is new. Pieces of a tool call are joined. The prompt's ids and
+        logprobs, usage and timings go to the whole result."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

@@ -35,12 +35,13 @@ class TerminalBar:
         self._shown = sys.stderr.isatty() and total > 0
 
     def count(self, output: RequestOutput) -> None:
-        """Count the tokens of a prompt that is done."""
+        """Add the tokens of a completed prompt, input and output, to the counts that the bar shows."""
         self._input += len(output.prompt_token_ids)
         self._output += sum(len(choice.token_ids) for choice in output.outputs)
 
     def update(self, n: int) -> None:
-        """Count `n` more as done, and redraw the bar, but not too often."""
+        """Count `n` more prompts as done. On a terminal, redraw the bar, at most every 0.1 s, and always when all are
+        done."""
         self._done += n
         now_s = time.monotonic()
         if self._shown and (now_s - self._drawn_s >= _LEAST_GAP_S or self._done == self._total):
@@ -52,7 +53,8 @@ class TerminalBar:
             print(file=sys.stderr)
 
     def line(self, seconds: float) -> str:
-        """Return the bar in the form that users of vLLM know: share, count, and rates over `seconds`."""
+        """Return the bar's text in vLLM's form: share, count, prompts per second, and tokens in and out per second.
+        `seconds` is the time since the start."""
         seconds = max(seconds, 1e-9)
         full = self._done * _WIDTH // max(self._total, 1)
         return (
@@ -73,7 +75,7 @@ class ByteBar:
             print(what, file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes have arrived."""
+        """Redraw the bar for `done` of `total` bytes, in MB. Does nothing unless standard error is a terminal."""
         if self._shown:
             full = done * _WIDTH // max(total, 1)
             bar = f"{'█' * full}{' ' * (_WIDTH - full)}"
@@ -86,8 +88,8 @@ class ByteBar:
 
 
 def make_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Bar | None:
-    """Make a bar, or None for no bar. `use_tqdm` is as in vLLM: a switch, or a function that makes a bar
-    (tqdm.tqdm)."""
+    """Return a bar for `total` prompts. `use_tqdm` is as in vLLM: True for Quire's own bar, False for none (None), or a
+    function that makes a bar (tqdm.tqdm)."""
     if callable(use_tqdm):
         bar: Bar = use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
         return bar

@@ -35,7 +35,9 @@ _FIELDS = ("prompt", "prompt_token_ids", _SALT)
 
 
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
-    """Return the prompt in one of three forms. Raises InvalidArgument for anything else."""
+    """Return the prompt in one of three forms: text, a list of token ids, or a ChatPrompt. A mapping counts as its
+    `prompt_token_ids`, or else its `prompt`. Raises InvalidArgument for an empty prompt, unknown fields of a mapping,
+    or any other type."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidArgument(
@@ -72,7 +74,8 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
 
 
 def cache_salt_of(prompt: Prompt) -> str:
-    """Return the salt that separates the prompt's cached pages from those of other salts; empty if it has none."""
+    """Return the salt that separates the prompt's cached pages from those of other salts; empty unless a mapping has
+    one. Raises InvalidArgument for a salt that is not text."""
     salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
     if not isinstance(salt, str | None):
         raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is not a text.", "Give a string.", param=_SALT)
@@ -85,7 +88,8 @@ def salted(tokens: list[int], salt: str) -> Prompt:
 
 
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether a call's argument is a list of prompts. A list of integers is one prompt, as in vLLM."""
+    """Whether a call's argument is a list of prompts, and not one prompt. A list of integers is one prompt, as in vLLM;
+    an empty list is a batch."""
     if isinstance(prompts, str | ChatPrompt | Mapping):
         return False
     return not (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))

@@ -68,8 +68,9 @@ class Parameter:
 
     @property
     def engine_low(self) -> float:
-        """Return the least value that an engine accepts. A negative integer means no limit, and is not sent to an
-        engine."""
+        """Return the least value that an engine accepts: `least` if it is set, the next float above `low` if `low`
+        is refused, else `low`. For a limit it is at least 0, since a negative limit means none and is not sent to
+        engines."""
         if self.least is not None:
             return self.least
         if self.above_low:
@@ -78,7 +79,8 @@ class Parameter:
 
     @property
     def engine_range(self) -> str:
-        """Return the bounds in the words of an engine's error."""
+        """Return the bounds in the words of an engine's error: `engine_bounds`, or else a text made of `low` and
+        `high`."""
         if self.engine_bounds:
             return self.engine_bounds
         if self.above_low:

@@ -50,7 +50,8 @@ class BeamSearchParams:
         _number("length_penalty", self.length_penalty, 0, math.inf)
 
     def sampling(self) -> SamplingParams:
-        """Return the parameters of a search that a router gets in addition to the length penalty."""
+        """Return the SamplingParams of a beam search that the router runs: `n` is the beam width, the temperature is 0.
+        The length penalty is sent apart from them."""
         return SamplingParams(
             n=self.beam_width,
             temperature=0,
@@ -97,13 +98,15 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Return the contract's name of the kind of structure."""
+        """Return the name of the one field that is set, as the contract calls it: `json_schema` for `json`, else the
+        field's own name."""
         (name,) = (name for name in _STRUCTURES if getattr(self, name) not in (None, False))
         return "json_schema" if name == "json" else name
 
     @property
     def text(self) -> str:
-        """Return the request for a grammar, as the contract's text."""
+        """Return the value of the one field that is set, as the contract's text: a string as it is, an object or a list
+        of choices as JSON. Empty for `json_object`."""
         value = {"json_schema": self.json, "json_object": ""}.get(self.kind, getattr(self, self.kind, None))
         if isinstance(value, str):
             return value
@@ -196,12 +199,13 @@ class SamplingParams:
 
     @property
     def told_at_once(self) -> bool:
-        """Whether an answer arrives as a whole, and not as a stream."""
+        """Whether the answer arrives as a whole, and not as a stream: the best `n` of more answers are known only at
+        the end."""
         return self.best_of is not None and self.best_of > self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Return `stop` as a tuple, in whatever form it was given."""
+        """Return `stop` as a tuple: empty for None, of one item for a single string."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -212,6 +216,8 @@ class SamplingParams:
 
 
 def _bad_structure(value: str, wanted: str) -> InvalidArgument:
+    """Return the InvalidArgument that says which value of structured_outputs is wrong, cut to 200 characters, and what
+    must be there."""
     return InvalidArgument(
         "BAD_SAMPLING_PARAM",
         f"structured_outputs has {value[:200]}.",
@@ -225,7 +231,8 @@ def _bad(name: str, value: object, wanted: str) -> InvalidArgument:
 
 
 def _check_number(parameter: Parameter, value: object) -> None:
-    """Raise InvalidArgument for a value of a wrong type, or outside the parameter's bounds."""
+    """Raise InvalidArgument for a value of a wrong type, or outside the parameter's bounds. If only the router checks
+    the parameter's upper bound, this does not."""
     name, low, high = parameter.name, parameter.low, parameter.high if parameter.client_checks_high else math.inf
     if parameter.kind == "int":
         _integer(name, value, int(low), int(high))
@@ -241,6 +248,7 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
+    """Raise InvalidArgument unless the value is a finite int or float from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _bad(name, value, "a finite number")
     if not low <= value <= high:

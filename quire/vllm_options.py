@@ -32,7 +32,8 @@ class VllmOption:
 
     @property
     def kind(self) -> str:
-        """How the option is treated, in words for the table in docs."""
+        """Return how the option is treated, for the table in docs: translated, accepted (any value), neutral values
+        (only those), or refused."""
         if self.translate is not None:
             return "translated"
         if self.accepted:
@@ -41,8 +42,9 @@ class VllmOption:
 
 
 def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
-    """Return Quire's options for the value of an option of vLLM; none if the value asks for Quire's normal behaviour.
-    Raises InvalidArgument, or Unsupported with the reason."""
+    """Return Quire's options, by name, for the value of an option of vLLM. The result is empty if the option has no
+    effect, or the value asks for Quire's normal behaviour. `spelled` is the user's spelling, for errors. Raises
+    InvalidArgument for a switch that is no bool, and Unsupported with the reason."""
     if option.switch and _plain(value) not in ("true", "false"):
         raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
     if option.accepted or _plain(value) in option.neutral:
@@ -57,7 +59,8 @@ def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any
 
 
 def _plain(value: Any) -> str:
-    """Return a value of Python, of YAML or of a command line in one common spelling."""
+    """Return a value in one spelling, whether it came from Python, YAML or a command line: lower-case text, `2` for
+    2.0, compact JSON for dicts and lists."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, separators=(",", ":"), default=str)
     text = str(value).strip().lower()
@@ -65,8 +68,8 @@ def _plain(value: Any) -> str:
 
 
 def _swap_space(value: Any) -> Mapping[str, Any]:
-    """Translate swap-space to the kvstore's memory; 0 becomes nothing. Raises InvalidArgument for a value that is not a
-    number of GiB."""
+    """Translate swap-space (GiB) to kv-offloading-size, the kvstore's memory; 0 becomes no option. Raises
+    InvalidArgument for a value that is not a number of 0 or more."""
     try:
         size = float(value)
     except (TypeError, ValueError):
@@ -82,7 +85,7 @@ _GGUF_ONLY = "quantized weights are read from GGUF files only."
 
 
 def _quantization(value: Any) -> Mapping[str, Any]:
-    """Translate quantization: int8 to --quantize. Raises Unsupported for others."""
+    """Translate quantization int8 to --quantize int8. Raises Unsupported for other values."""
     if _plain(value) == "int8":
         return {"quantize": "int8"}
     raise Unsupported(
@@ -99,8 +102,9 @@ _NO_GRAPHS = ("none", "0")
 
 
 def _compilation(value: Any) -> Mapping[str, Any]:
-    """Translate compilation-config to --enforce-eager if it asks for no CUDA graphs, or for level 0. Fields that change
-    no answer are ignored. Raises Unsupported for other fields, and InvalidArgument for a value that is not a config."""
+    """Translate compilation-config, a JSON object or a level, to --enforce-eager if it asks for no CUDA graphs or for
+    level 0, else to nothing. Lists of graph sizes are ignored. Raises Unsupported for other fields, and InvalidArgument
+    for a value that is not a config."""
     fields = value
     if isinstance(value, str):
         try:

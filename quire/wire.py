@@ -61,8 +61,9 @@ def build_request(
     return_timings: bool = False,
     beams: BeamSearchParams | None = None,
 ) -> inference_pb2.GenerateRequest:
-    """Build the protobuf request. Raises InvalidArgument for an invalid prompt. `beams`: the request is a beam search,
-    and `params` are its other parameters."""
+    """Return the protobuf request for a prompt and its parameters. A `cache_salt` wins over the prompt's own. `beams`:
+    the request is a beam search, and `params` are its other parameters. Raises InvalidArgument for an invalid prompt,
+    tool choice or `timeout_s` (0: no limit)."""
     asked = normalise(prompt)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
@@ -121,7 +122,8 @@ def build_request(
 
 
 def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> Delta:
-    """Decode one step. Raises the typed error if the response carries one."""
+    """Decode one response of a stream to a Delta; `request_id` is used if the response has none. Raises the typed error
+    if the response carries one."""
     if response.HasField("error"):
         raise _from_message(response.error, response.request_id or request_id)
     stopped_by = response.WhichOneof("stopped_by")
@@ -147,7 +149,7 @@ def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> 
 
 
 def read_model(model: common_pb2.ModelInfo) -> ModelCard:
-    """Decode the facts of a served model."""
+    """Return the ModelCard of a served model; its sampling defaults are those that the message sets."""
     return ModelCard(
         model.name,
         model.architecture,
@@ -161,7 +163,8 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
-    """Return the typed error of a failed call: from google.rpc.Status if the service sent one, else from the status
+    """Return the typed error of a failed call. If the service sent a google.rpc.Status, its code, cause and fix are
+    taken. Otherwise the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE, others keep their name as the
     code."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
@@ -183,7 +186,8 @@ def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> erro
 
 
 def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireError:
-    """Decode an error from the rich status that a service sent."""
+    """Return the typed error that a google.rpc.Status describes: ErrorInfo has code, fix, parameter and request id,
+    RetryInfo the seconds to wait. `request_id` is used if ErrorInfo has none."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -197,7 +201,8 @@ def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireErro
 
 
 def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.QuireError:
-    """Decode an error that a response carries."""
+    """Return the typed error for the RequestError of a response; its gRPC code chooses the class, Internal if it is
+    unknown."""
     cls = _BY_STATUS.get(message.grpc_code, errors.Internal)
     return cls(
         message.code,
@@ -210,7 +215,7 @@ def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.Q
 
 
 def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Encode the sampling parameters; those that are None are left out."""
+    """Encode the sampling parameters. A seed that is None or negative, and logprobs that are None, are left out."""
     message = common_pb2.SamplingParams(
         **_numbers(params),
         logit_bias=dict(params.logit_bias or {}),
@@ -227,7 +232,7 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def _constraint(asked: StructuredOutputsParams) -> common_pb2.Constraint:
-    """Encode the constraint of an answer."""
+    """Encode the structured outputs that a request asks for as the contract's constraint: kind, text and options."""
     return common_pb2.Constraint(
         kind=asked.kind,
         text=asked.text,
@@ -239,14 +244,16 @@ def _constraint(asked: StructuredOutputsParams) -> common_pb2.Constraint:
 
 
 def _numbers(params: SamplingParams) -> dict[str, Any]:
-    """Return the numbers by name. Values that routers need not get are left out; a negative top_k means none."""
+    """Return the numeric sampling parameters by name. Defaults that routers need not be told are left out, and a
+    negative top_k becomes 0."""
     asked = ((each, getattr(params, each.name)) for each in NUMBERS)
     told = ((each, value) for each, value in asked if each.always_sent or value != each.default)
     return {each.name: max(value, 0) if each.kind == "int" else value for each, value in told}
 
 
 def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
-    """Encode a conversation."""
+    """Encode a conversation: messages, tools and template arguments as JSON texts. Raises InvalidArgument for values
+    that JSON does not have."""
     return inference_pb2.Chat(
         messages_json=_json(list(prompt.messages), "messages"),
         tools_json=_json(list(prompt.tools), "tools") if prompt.tools else "",
@@ -260,7 +267,9 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
 
 
 def _add_tool_choice(request: inference_pb2.GenerateRequest, prompt: ChatPrompt) -> None:
-    """Encode the choice among a conversation's tools, and what comes apart from the text. Raises InvalidArgument."""
+    """Write a conversation's tool choice into the request; a named function is sent as required with its name. Also
+    writes whether calls may be parallel, and whether reasoning and tool calls come apart from the text. Raises
+    InvalidArgument for another choice."""
     choice = prompt.tool_choice
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -293,6 +302,8 @@ def _json(value: object, param: str) -> str:
 
 
 def _logprobs(entry: inference_pb2.TokenLogprob) -> TokenLogprobs:
+    """Decode a position's logprobs: the chosen token, and its alternatives ranked from 1 in the order sent. The chosen
+    token keeps its own rank if it is among the alternatives."""
     candidates = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token), entry.token)}
     for rank, top in enumerate(entry.top, start=1):
         candidates.setdefault(top.token_id, Logprob(top.logprob, rank, _text(top.token), top.token))

@@ -53,11 +53,12 @@ class BatchFile:
         self._rewrite()
 
     def todo(self) -> list[BatchRequest]:
-        """Return the requests without a good answer, in the order of the file."""
+        """Return the requests that have no answer yet, in the order of the file. Failed answers of an earlier run count
+        as none."""
         return [request for request in self.requests if request.custom_id not in self._answers]
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
-        """Keep an answer, and append it to the output file."""
+        """Keep an answer, good or failed, and append it to the output file as one JSON line. Thread-safe."""
         line = json.dumps(answer, ensure_ascii=False)
         with self._lock:
             self._answers[custom_id] = line
@@ -65,10 +66,11 @@ class BatchFile:
                 file.write(line + "\n")
 
     def finish(self) -> None:
-        """Sort the answers in the order of the requests."""
+        """Write the output file anew, with the answers in the order of the requests."""
         self._rewrite()
 
     def _rewrite(self) -> None:
+        """Replace the output file by the answers that are kept, in the order of the requests, in one step."""
         lines = [self._answers[r.custom_id] for r in self.requests if r.custom_id in self._answers]
         temporary = self._output.with_name(self._output.name + ".tmp")
         temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -76,8 +78,9 @@ class BatchFile:
 
 
 def _read_requests(path: Path) -> list[BatchRequest]:
-    """Read and check the requests. Raises NotFound if the file cannot be read, and InvalidArgument for a line that is
-    not a request or repeats a custom_id."""
+    """Read and check the file of requests, and return them in order; blank lines are skipped. Raises NotFound if the
+    file cannot be read. Raises InvalidArgument for a line that is not a POST to one of ENDPOINTS with custom_id, url
+    and body, or that repeats a custom_id."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -102,8 +105,8 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 
 
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
-    """Return the lines of good answers to known requests, by custom_id. Failed requests are left out, so that they are
-    sent again."""
+    """Return the lines of good answers (status 200) to the custom_ids `known`, by custom_id; empty if there is no file.
+    Failed answers and lines that are no answers are left out, so that these requests are sent again."""
     answers = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

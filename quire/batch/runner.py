@@ -27,14 +27,15 @@ _AGAIN = frozenset({429, 503, 529})
 def run_batch(
     files: BatchFile, todo: Sequence[BatchRequest], base_url: str, api_key: str | None, concurrency: int, retries: int
 ) -> int:
-    """Send every request of `todo` from several threads, and append the answers to the file. Returns the number of
-    requests that failed finally. If the run is interrupted, the answers so far are kept."""
+    """Send every request of `todo` from at most `concurrency` threads, and append each answer, good or failed, to the
+    file. Each request is sent up to `retries` more times. Returns the number of requests that failed finally. On a
+    terminal, standard error shows the count. If the run is interrupted, the answers so far are kept."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
     def one(request: BatchRequest) -> bool:
-        """Send one request. A failure is written to the file too, as OpenAI does; the next run sends this request
-        again."""
+        """Send one request, and append its answer to the file. Returns whether the status is 200. A failure is written
+        too, as OpenAI does; the next run sends this request again."""
         answer = sender.send(request)
         files.append(request.custom_id, answer)
         return bool(answer["response"]["status_code"] == 200)
@@ -53,7 +54,7 @@ def run_batch(
 
 
 class _Sender:
-    """Sends requests over one connection. Each thread has its own sender."""
+    """Sends requests from several threads, each over its own kept-alive connection."""
 
     def __init__(self, base_url: str, api_key: str | None, retries: int) -> None:
         parts = urlsplit(base_url)
@@ -66,7 +67,10 @@ class _Sender:
         self._here = local()
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
-        """Send the request, several times if that may help, and return its line of the output."""
+        """Send the request, and return its line of the output in OpenAI's form: the body in `response` for status 200,
+        else in `error`. Without an answer, or after 429, 503 or 529, the request is sent again, `retries` times at
+        most. The wait before it is 0.5 s and doubles each time, or is what the server names if that is longer; at most
+        30 s."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
@@ -84,7 +88,9 @@ class _Sender:
         }
 
     def _send_once(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
-        """Send the request once. Returns the status (0: no answer), the body, and the seconds after which to retry."""
+        """Send the request once over this thread's connection. Returns the status (0: no answer), the body, and the
+        seconds of Retry-After (0: none). A connection error or an answer that is not JSON becomes a body with `code`
+        and `message`."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection

@@ -43,8 +43,9 @@ class RandomLengths:
 def random_requests(
     count: int, lengths: RandomLengths, vocabulary: int, seed: int, *, words: bool = False
 ) -> list[BenchRequest]:
-    """Make requests of random token ids, or words, the same for the same seed. The first `prefix_len` tokens are the
-    same in all prompts."""
+    """Return `count` requests with random lengths, as `lengths` says, of random token ids below `vocabulary`, or of
+    words. The same seed gives the same requests. The first `prefix_len` tokens are the same in all prompts, and come
+    before the random length."""
     numbers = random.Random(seed)
     prefix = _tokens(numbers, lengths.prefix_len, vocabulary)
     requests = []
@@ -68,9 +69,10 @@ def trace_requests(
     most_input: int = 0,
     most_output: int = 0,
 ) -> list[BenchRequest]:
-    """Read requests from lines of the Mooncake trace (timestamp in ms, input_length, output_length, hash_ids). Equal
-    hash ids give equal tokens. `speed` 2 replays twice as fast; `most_input` and `most_output` limit lengths, for
-    models with a shorter context."""
+    """Return requests made from the first `count` lines of a Mooncake trace (timestamp in ms, input_length,
+    output_length, hash_ids). Equal hash ids give equal blocks of 512 tokens. Arrival times count from the first line;
+    `speed` 2 replays twice as fast. `most_input` and `most_output` limit lengths (0: no limit), for models with a
+    shorter context. Raises InvalidArgument for a malformed line, and NotFound."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):
@@ -90,8 +92,9 @@ def trace_requests(
 
 
 def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
-    """Read requests from JSON lines with `prompt` and optionally `output_tokens`. The lines are repeated until there
-    are `count` requests."""
+    """Return `count` requests from JSON lines with `prompt` and optionally `output_tokens` (default: `output_len`). The
+    lines are repeated until there are enough. Raises InvalidArgument for a line without a prompt or an empty file, and
+    NotFound."""
     found = []
     for number, line in _lines(path):
         prompt = line.get("prompt")

@@ -32,7 +32,8 @@ class DecodeWindow:
 
 
 def decode_window(done: Sequence[Outcome]) -> DecodeWindow:
-    """Find the window in which the most requests decode; `done` are the requests that have an answer."""
+    """Find the window in which the most requests decode while none waits for its first token, and measure the seconds
+    per token in it. `done` are the requests that have an answer."""
     concurrency, spans = _fullest(done)
     found = (_per_token_s(outcome, spans) for outcome in done)
     return DecodeWindow(concurrency, sum(end - begin for begin, end in spans), [each for each in found if each])

@@ -60,8 +60,9 @@ class Load:
         self._idle: list[StreamConnection] = []
 
     async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
-        """Send each request at its time, and return the outcomes. `begin_s` is the start of the plan, by
-        `perf_counter`. Garbage collection is off meanwhile."""
+        """Send each request at its time, and return the outcomes in the order of these times. `begin_s` is the start of
+        the plan, by `perf_counter`. At `max_concurrency`, a request and all after it wait until one ends. Garbage
+        collection is off meanwhile."""
         tasks: list[asyncio.Task[Outcome]] = []
         gc.collect()
         gc.disable()
@@ -80,8 +81,9 @@ class Load:
                 connection.close()
 
     async def _send_one(self, request: PlannedRequest) -> Outcome:
-        """Send one request over an idle connection or a new one, and return its outcome. A failed connection is an
-        outcome too."""
+        """Send one request over an idle connection or a new one, and return its outcome; a connection that fails is an
+        outcome with an error. Afterwards the connection is kept if it can be used again, and a place of
+        `max_concurrency` is free."""
         outcome = Outcome(index=request.index, sent_s=perf_counter())
         try:
             connection = self._take() or await self._target.connect()
@@ -99,7 +101,8 @@ class Load:
         return outcome
 
     def _take(self) -> StreamConnection | None:
-        """Take an idle connection that can be used again; None if there is none."""
+        """Take the idle connection that was used last and can be used again; None if there is none. Connections that
+        the server has closed are dropped."""
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:

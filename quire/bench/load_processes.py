@@ -29,8 +29,9 @@ _HEAD_START_S = 0.2
 def run_load(
     target: Target, plan: Sequence[PlannedRequest], *, max_concurrency: int = 0, processes: int = 1
 ) -> tuple[float, list[Outcome]]:
-    """Send the plan's requests from this process or from several. Returns the time at which that began, and all
-    outcomes in the order of the plan. Raises Internal if a process fails."""
+    """Send the plan's requests from this process or from several, among which requests and `max_concurrency` (0: no
+    limit) are divided. Returns the `perf_counter` time at which that began, and all outcomes in the order of the plan.
+    Raises Internal if a process fails. No child process is left."""
     if processes <= 1:
         begin_s = perf_counter()
         return begin_s, sorted(_run_here(target, plan, max_concurrency, begin_s), key=lambda outcome: outcome.index)
@@ -66,6 +67,8 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_here(target: Target, plan: Sequence[PlannedRequest], max_concurrency: int, begin_s: float) -> list[Outcome]:
+    """Send the plan's requests from this process, on an event loop of its own, and return the outcomes."""
+
     async def run() -> list[Outcome]:
         return await Load(target, max_concurrency).run(plan, begin_s)
 
@@ -75,8 +78,9 @@ def _run_here(target: Target, plan: Sequence[PlannedRequest], max_concurrency: i
 def _drive(
     children: Sequence[subprocess.Popen[str]], target: Target, plan: Sequence[PlannedRequest], max_concurrency: int
 ) -> tuple[float, list[Outcome]]:
-    """Divide the plan among the children, make them begin at the same time, and collect their outcomes. Raises Internal
-    if a child ends early or loses requests."""
+    """Divide the plan among the children by turns, and make all begin 0.2 s after the last is ready. Returns that time,
+    and all outcomes in the order of the plan. Raises Internal if a child ends early, writes anything else, or loses
+    requests."""
     count = len(children)
     for number, child in enumerate(children):
         stdin = _pipe(child.stdin)
@@ -104,13 +108,15 @@ def _drive(
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:
+    """Return the pipe of a child process. Raises Internal if there is none."""
     if pipe is None:
         raise Internal("LOAD_PROCESS", "A load process has no pipe.", "This is a bug.")
     return pipe
 
 
 def claim_stdout() -> int:
-    """Return standard output as a new, blocking descriptor. From now on, printed text goes to stderr."""
+    """Return a new, blocking descriptor of the present standard output, for the caller alone. From now on, what this
+    process prints goes to standard error."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)
@@ -119,7 +125,7 @@ def claim_stdout() -> int:
 
 
 def say(descriptor: int, line: str) -> None:
-    """Write all of it to the descriptor, without buffering."""
+    """Write the line and a line feed to the descriptor, without buffering; returns when all of it is written."""
     data = memoryview(f"{line}\n".encode())
     while data:
         data = data[os.write(descriptor, data) :]

@@ -30,7 +30,8 @@ class Outcome:
         self.error = error
 
     def add_event(self, now_s: float) -> None:
-        """Record that an event with a choice has arrived at this time."""
+        """Record that an event with a choice has arrived at this time: the first sets `first_s`, each later one adds
+        the gap since the last event."""
         if self.frames:
             self.gaps_s.append(now_s - self.last_s)
         else:
@@ -47,8 +48,8 @@ class Outcome:
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:
-        """Record that the answer is complete. If the server has sent no usage, each event counts as a token. An answer
-        without any token is a failure."""
+        """Record that the answer is complete. If the server has sent no usage, the output tokens are the sum of the
+        counts that events told, or else one per event. An answer without any event is a failure."""
         if not self.frames and not self.error:
             self.error = "the answer has no token"
         elif not self.output_tokens:
@@ -76,7 +77,7 @@ class Outcome:
 
     @property
     def event_tokens(self) -> list[int] | None:
-        """Return the number of tokens of each event. It is the number that the server reported, or one if there are as
-        many events as tokens; None: not known."""
+        """Return the number of tokens of each event, as the server reported it, or else one for each. None if these
+        numbers do not add up to the output tokens, so that they are not known."""
         counts = self.told_tokens or [1] * self.frames
         return counts if len(counts) == self.frames and sum(counts) == self.output_tokens else None

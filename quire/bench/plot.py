@@ -13,7 +13,8 @@ Points = Sequence[tuple[float, float]]
 
 
 def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> str:
-    """Draw the distributions of TTFT, TPOT and ITL, and output per second over time. Returns the text of an SVG."""
+    """Return the text of an SVG with four charts: the cumulative distributions of TTFT, TPOT and ITL in ms, and output
+    events per second over time. Failed requests are left out. `begin_s` is the start of the load."""
     done = [outcome for outcome in outcomes if outcome.ok]
     charts = [
         _chart("time to first token", "ms", "share of requests", _distribution([o.ttft_s * 1000 for o in done])),
@@ -39,14 +40,16 @@ def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> s
 
 
 def _distribution(values: Sequence[float]) -> Points:
-    """Return points of the cumulative distribution: for each x, the share of values that are at most x."""
+    """Return points of the cumulative distribution: for each x, the share of values that are at most x. Of many values,
+    a few hundred are taken. Empty without values."""
     ordered = sorted(values)
     step = max(1, len(ordered) // _POINTS)
     return [(ordered[i], (i + 1) / len(ordered)) for i in [*range(0, len(ordered), step), len(ordered) - 1] if ordered]
 
 
 def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
-    """Return events per second over the time since `begin_s`, in some 60 intervals."""
+    """Return points (seconds since `begin_s`, events per second) in some 60 intervals, each at its middle. An event may
+    carry several tokens and counts once. Empty without events."""
     times = []
     for outcome in done:
         at_s = outcome.first_s - begin_s
@@ -64,7 +67,8 @@ def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
 
 
 def _chart(title: str, x_name: str, y_name: str, points: Points) -> str:
-    """Draw one line chart. Returns SVG of the size `_WIDTH` by `_HEIGHT`."""
+    """Return the SVG of one line chart, `_WIDTH` by `_HEIGHT`. Both axes begin at 0 and end at the greatest value, with
+    marks at 0, the half and the whole."""
     most_x, most_y = (max((point[axis] for point in points), default=0.0) or 1.0 for axis in (0, 1))
     plot_width, plot_height = _WIDTH - _LEFT - 20, _HEIGHT - _BOTTOM - _TOP
 

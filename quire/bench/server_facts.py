@@ -31,8 +31,9 @@ class ServerFacts:
 
 
 def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
-    """Return the first model that the server lists, and the size of its vocabulary. While the server does not answer,
-    ask again for `timeout_s`. Raises Unavailable."""
+    """Return the first model that the server lists at /v1/models, and the size of its vocabulary. While the server does
+    not answer or lists no model, ask again every second for `timeout_s`. Raises Unavailable after that, and at once if
+    the server refuses the API key."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -55,7 +56,8 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> S
 
 
 def vocabulary_of(folder: str) -> int:
-    """Read `vocab_size` of a model's config.json. Raises InvalidArgument."""
+    """Return `vocab_size` of the config.json in a model's folder, or of its `text_config`. Raises InvalidArgument if
+    there is none."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
@@ -66,8 +68,9 @@ def vocabulary_of(folder: str) -> int:
 
 
 def wait_ready(target: Target, request: BenchRequest, timeout_s: float) -> None:
-    """Send one request like those of the measurement until it is answered. It is repeated only while the server does
-    not answer, for `timeout_s`. Raises Unavailable."""
+    """Return when one request like those of the measurement was answered. While the server cannot be reached or answers
+    503, the request is repeated every second for `timeout_s`. Raises Unavailable after that, and at once for any other
+    failure."""
     deadline = time.monotonic() + timeout_s
     body = target.request(request.prompt, request.output_len, "bench-ready")
     while True:

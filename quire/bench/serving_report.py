@@ -36,8 +36,10 @@ class ReportOptions:
 
 
 def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
-    """Compute the report with vLLM's names: throughputs over the time from the first request to the last token,
-    latencies in milliseconds, and the most frequent failures."""
+    """Return the report with vLLM's names. Throughputs are over the time from `begin_s` to the last token; latencies
+    have mean, median, std and percentiles in milliseconds. Failed requests are only counted, with the five most
+    frequent causes. Goodput counts requests that keep all limits. `decode_tpot` is left out if it is not known. With
+    `detailed`, lists have one entry per request."""
     done = [outcome for outcome in outcomes if outcome.ok]
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
@@ -87,7 +89,8 @@ def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOpti
 
 
 def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
-    """Format the report as vLLM's table."""
+    """Return the report as the text of vLLM's table, with the latencies of `options.metrics`, and a line for each cause
+    of failures. Counts that the report lacks are left out; a latency that it lacks is `unknown`."""
     lines = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     rows: list[tuple[str, str, str]] = [
         ("Successful requests:", "completed", "d"),
@@ -122,12 +125,14 @@ def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
 
 
 def _good(outcome: Outcome, bounds: Mapping[str, float]) -> bool:
+    """Whether a request kept all limits, which are in milliseconds by metric."""
     measured = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2el": outcome.latency_s}
     return all(measured[name] * 1000 <= bound for name, bound in bounds.items())
 
 
 def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
-    """Return the greatest number of output tokens in one second."""
+    """Return the greatest number of output tokens in one whole second since `begin_s`. The tokens of a request are
+    spread evenly over its events."""
     seconds: Counter[int] = Counter()
     for outcome in done:
         # Events are stamped; where one carried several tokens, they are counted evenly over the events.
@@ -141,7 +146,7 @@ def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
 
 
 def _peak_concurrency(done: Sequence[Outcome]) -> int:
-    """Return the greatest number of requests that were under way at once."""
+    """Return the greatest number of requests that were under way at once, each from its sending to its last event."""
     running: list[float] = []
     peak = 0
     for outcome in sorted(done, key=lambda o: o.sent_s):

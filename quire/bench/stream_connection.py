@@ -38,7 +38,7 @@ class StreamConnection(asyncio.Protocol):
 
     def send(self, request: bytes, outcome: Outcome) -> asyncio.Future[None]:
         """Send a request. The future is done when the answer is complete or has failed; by then, `outcome` is filled.
-        Raises RuntimeError while another request is under way."""
+        Raises RuntimeError while another request is under way or before the connection is made."""
         if self._transport is None or (self._done is not None and not self._done.done()):
             raise RuntimeError("the connection is not free")
         self.reusable = False
@@ -57,7 +57,8 @@ class StreamConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # what create_connection makes is a Transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Complete an answer that ends with the connection; fail any other incomplete answer."""
+        """Complete an answer whose end is that of the connection; fail any other incomplete answer. The future is done
+        in both cases."""
         self.reusable = False
         if self._done is not None and not self._done.done():
             if self._left == -2 and not self._in_head:
@@ -68,8 +69,8 @@ class StreamConnection(asyncio.Protocol):
             self._done.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data. All events that arrive together get the same time. Data that is not HTTP fails the request
-        and closes the connection."""
+        """Parse the data of an answer as they arrive: the head, then a body with or without chunks. All events that
+        arrive together get the same time. Data that is not HTTP fails the request and closes the connection."""
         now_s = perf_counter()
         try:
             if self._in_head:
@@ -85,7 +86,9 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def _head(self, data: bytes) -> bytes:
-        """Read the answer's head, once it is complete. Returns the bytes after it."""
+        """Read the answer's head from `data` and what was left before. Notes the status, whether the connection stays
+        open, and how the body ends: in chunks, by its length, or with the connection. Returns the bytes after the head;
+        empty while the head is incomplete. Raises ValueError or IndexError for a malformed head."""
         data = self._rest + data
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -103,7 +106,8 @@ class StreamConnection(asyncio.Protocol):
         return data[end + 4 :]
 
     def _chunks(self, data: bytes, now_s: float) -> None:
-        """Take complete chunks from the data; the rest waits for more. The last chunk ends the answer."""
+        """Take the complete chunks of a chunked body from the data; an incomplete one waits for more. An empty chunk
+        ends the answer. Raises ValueError for a malformed size."""
         if self._rest:
             data = self._rest + data
         position, length = 0, len(data)
@@ -123,7 +127,8 @@ class StreamConnection(asyncio.Protocol):
         self._rest = data[position:]
 
     def _plain(self, data: bytes, now_s: float) -> None:
-        """Take a body without chunks. It ends at its length, if the head has one."""
+        """Take a body without chunks, and end the answer when Content-Length bytes have come. Without a length, the
+        body ends with the connection."""
         if data:
             self._payload(data, now_s)
         if self._left >= 0:
@@ -132,8 +137,9 @@ class StreamConnection(asyncio.Protocol):
                 self._end()
 
     def _payload(self, payload: bytes, now_s: float) -> None:
-        """Take server-sent events from the body, and record each: a choice, usage or an error. The body of an answer
-        other than 200 is kept for its error."""
+        """Take server-sent events from the body, and record each in the outcome: a choice with its number of token ids,
+        the usage, or an error. A chat's first event, which has only the role, is skipped. An incomplete event waits for
+        more. The body of an answer other than 200 is kept for its error."""
         if self._status != 200:
             self._body = (self._body + payload)[:_MAX_ERROR_BYTES]
             return
@@ -158,7 +164,8 @@ class StreamConnection(asyncio.Protocol):
                 outcome.events.append(event.decode("utf-8", "replace"))
 
     def _end(self) -> None:
-        """Complete the outcome and the future. The connection can be used again if the server keeps it."""
+        """Complete the outcome, as failed if the status is not 200, and the future. `reusable` becomes true if the
+        server keeps the connection open."""
         outcome = self._outcome
         if self._status != 200:
             outcome.fail(f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}")

@@ -51,7 +51,8 @@ class Target:
         return parts.hostname, parts.port or (443 if secure else 80), secure
 
     async def connect(self) -> StreamConnection:
-        """Open a new connection, by TLS if the URL says so. Raises OSError."""
+        """Open a new connection, by TLS if the URL says so; with `insecure`, any certificate is accepted. Raises
+        OSError, and InvalidArgument for a malformed base URL."""
         host, port, secure = self.place
         context: ssl.SSLContext | None = None
         if secure:
@@ -65,7 +66,8 @@ class Target:
         return connection
 
     def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
-        """Build one HTTP request as bytes, head and body."""
+        """Return one HTTP/1.1 POST request, head and body, for a streamed answer with usage of at most `output_len`
+        tokens. For chat, the prompt is the user's message. `body` has further fields, which win."""
         fields: dict[str, Any] = {
             "model": self.model,
             "stream": True,

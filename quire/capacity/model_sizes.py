@@ -40,7 +40,8 @@ class ModelSizes:
 
     @property
     def gemm_parameters(self) -> int:
-        """Parameters in the GEMMs of each token: all but an untied input embedding."""
+        """Parameters that one token's GEMMs multiply: attention, gated MLPs and the output embedding. An untied input
+        embedding is left out."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size) + self.embedding
 
@@ -66,8 +67,9 @@ class ModelSizes:
 
 
 def read_sizes(model: Path) -> ModelSizes:
-    """Read the sizes of the model in a folder. Raises InvalidArgument if config.json does not describe such a
-    decoder."""
+    """Return the sizes of the model whose folder, or whose config.json, is at this path. Missing KV heads equal the
+    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument if the file cannot be read or does not
+    describe such a decoder."""
     path = model / "config.json" if model.is_dir() else model
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -92,6 +94,8 @@ def read_sizes(model: Path) -> ModelSizes:
 
 
 def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    """Return the field `name`, or `default` if it is missing or null. Raises InvalidArgument unless it is an integer
+    from 1 to 2**31 - 1; `path` is named in the error."""
     value = fields.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
@@ -105,6 +109,7 @@ def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None 
 
 
 def _unreadable(path: Path, cause: str) -> InvalidArgument:
+    """Return the InvalidArgument for a config.json that cannot be read as an object."""
     return InvalidArgument(
         "BAD_MODEL_SIZES",
         f"{path} cannot be read ({cause}).",

@@ -56,8 +56,9 @@ class Plan:
 
 
 def plan(gpu: Gpu, model: ModelSizes, load: Load) -> Plan:
-    """Return the plan with the fewest replicas. Raises FailedPrecondition if the model does not fit on the GPU, a
-    request does not fit into the context, or one request alone exceeds a limit."""
+    """Return the plan with the fewest replicas: it takes the batch size with which one replica keeps the limits at the
+    highest rate. Raises FailedPrecondition if the model does not fit on the GPU, or a request does not fit into the
+    context. So it does if one request alone exceeds a limit, or no batch size keeps the limits."""
     speed = SpeedModel(gpu, model)
     kv_tokens = _kv_tokens(gpu, model, load)
     _check_alone(speed, load)
@@ -85,8 +86,9 @@ def plan(gpu: Gpu, model: ModelSizes, load: Load) -> Plan:
 
 
 def _most_requests_per_s(speed: SpeedModel, load: Load, batch: int) -> float:
-    """Return the highest rate of one replica within the limits, with at most `batch` sequences at a time; 0: no rate
-    keeps the limits."""
+    """Return the highest rate, in requests per second, at which one replica keeps the limits with at most `batch`
+    sequences at a time. Shares of its capacity from 0.8 down to 0.05 are tried, in steps of 0.05. 0: none keeps the
+    limits."""
     capacity = speed.requests_per_s(load.prompt_tokens, load.output_tokens, batch)
     for step in range(round(_BUSIEST / _STEP)):
         busy = _BUSIEST - step * _STEP
@@ -97,7 +99,8 @@ def _most_requests_per_s(speed: SpeedModel, load: Load, batch: int) -> float:
 
 
 def _kv_tokens(gpu: Gpu, model: ModelSizes, load: Load) -> int:
-    """For how many tokens the GPU's KV cache has room. Raises FailedPrecondition if one request does not fit."""
+    """Return the number of tokens for which the GPU's KV cache has room: nine tenths of the memory, less 4 GiB and the
+    weights. Raises FailedPrecondition if one request is longer than that, or than the model's context."""
     length = load.prompt_tokens + load.output_tokens
     if length > model.context:
         raise _impossible(f"a request of {length} tokens is longer than the model's context of {model.context}")
@@ -122,15 +125,16 @@ def _check_alone(speed: SpeedModel, load: Load) -> None:
 
 
 def _batches(kv_tokens: int, load: Load) -> list[int]:
-    """Batch sizes to try: those that fit into the memory, up to the largest measured one."""
+    """Return the batch sizes to try, in order: all up to 16, then every eighth, and the largest. The largest is what
+    fits into the KV cache, at most the largest measured one."""
     most = min(MOST_BATCH, kv_tokens // (load.prompt_tokens + load.output_tokens))
     return sorted({*range(1, min(most, 16) + 1), *range(16, most + 1, 8), most} - {0})
 
 
 def _latencies(speed: SpeedModel, load: Load, batch: int, busy: float) -> tuple[float, float]:
-    """Return the mean time to the first token, and the mean time between tokens. They are for a replica that uses the
-    share `busy` of its capacity, with at most `batch` sequences. The waiting time is that of a queue with random
-    arrivals and constant service times (M/D/1)."""
+    """Return the mean time to the first token and the mean time between tokens, in ms. They are for a replica that uses
+    the share `busy` of its capacity, with at most `batch` sequences. Prefill slows decoding in proportion. The waiting
+    time is that of a queue with random arrivals and constant service times (M/D/1)."""
     capacity = speed.requests_per_s(load.prompt_tokens, load.output_tokens, batch)
     running = max(1.0, busy * batch)
     step_ms = speed.itl_ms(math.ceil(running), load.prompt_tokens + load.output_tokens / 2)

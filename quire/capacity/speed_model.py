@@ -33,7 +33,9 @@ class SpeedModel:
 
     @property
     def basis(self) -> str:
-        """The origin of the figures: measured, interpolated or extrapolated."""
+        """Return the origin of the figures. `measured`: a measured model has nearly the same number of parameters
+        (within 2 %) and the same KV bytes. `interpolated`: the size is between the measured ones; else
+        `extrapolated`."""
         size = self.model.gemm_parameters
         if any(
             abs(size / each.gemm_parameters - 1) < 0.02 and self.model.kv_bytes == each.kv_bytes
@@ -47,28 +49,36 @@ class SpeedModel:
         return max(_LEAST_MS, self._floor_ms(self.model, batch, context) + self._overhead_ms(batch))
 
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second in large prefill steps."""
+        """Return prompt tokens per second in large prefill steps. The share of the GPU's peak FLOPS that the measured
+        models reached is interpolated to this model's size."""
         share = self._between(
             lambda speeds, each: speeds.prefill_tokens_per_s * 2 * each.gemm_parameters / self.gpu.flops
         )
         return share * self.gpu.flops / (2 * self.model.gemm_parameters)
 
     def prompt_ms(self, tokens: float) -> float:
-        """Time to the first token of one prompt on an idle engine."""
+        """Return the time to the first token of one prompt on an idle engine: its tokens at the prefill speed, and the
+        overhead that the measured models had."""
         overhead_ms = self._between(lambda speeds, _: speeds.prompt_1024_ms - 1024e3 / speeds.prefill_tokens_per_s)
         return tokens * 1e3 / self.prefill_tokens_per_s() + max(0.0, overhead_ms)
 
     def requests_per_s(self, prompt: float, output: float, batch: int) -> float:
-        """Requests per second of an engine that is never idle, with `batch` sequences at a time. The estimate is about
-        a tenth below the measured loads, because it ignores that prefill steps advance decoding sequences too."""
+        """Return requests per second of an engine that is never idle, with `batch` sequences at a time; `prompt` and
+        `output` are tokens per request. The estimate is about a tenth below the measured loads, because it ignores that
+        prefill steps advance decoding sequences too."""
         step_s = self.itl_ms(batch, prompt + output / 2) / 1e3
         return 1 / (prompt / self.prefill_tokens_per_s() + output * step_s / batch)
 
     def _floor_ms(self, model: ModelSizes, batch: int, context: float) -> float:
+        """Return the least time of a decode step on this GPU, in ms. Weights cost the longer of reading them and their
+        operations; reading the KV of `context` tokens per sequence is added."""
         weights_s = max(model.read_bytes / self.gpu.bandwidth, 2 * model.gemm_parameters * batch / self.gpu.flops)
         return 1e3 * (weights_s + batch * context * model.kv_bytes / self.gpu.bandwidth)
 
     def _overhead_ms(self, batch: int) -> float:
+        """Return the ms of a decode step beyond its floor at this batch size: the measured models' own overheads,
+        interpolated to this model's size and, above the large model, scaled with the size."""
+
         def beyond_floor_ms(speeds: Speeds, each: ModelSizes) -> float:
             measured_ms = _interpolated(batch, BATCHES, speeds.itl_ms)
             return max(0.0, measured_ms - self._floor_ms(each, batch, DECODE_CONTEXT))
@@ -88,7 +98,8 @@ class SpeedModel:
 
 
 def _interpolated(at: float, places: tuple[int, ...], values: tuple[float, ...]) -> float:
-    """Interpolate over the logarithm of the place; beyond the last place, return the last value."""
+    """Return the value at `at`, interpolated between `values` over the logarithm of `places`, which ascend. Before the
+    first or beyond the last place, return the first or last value."""
     for (low, before), (high, after) in itertools.pairwise(zip(places, values, strict=True)):
         if at <= high:
             return before + (after - before) * max(0.0, math.log(at / low) / math.log(high / low))

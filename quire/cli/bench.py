@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the kind of benchmark that was named."""
+    """Run the kind of benchmark that `args.kind` names, and return its exit code."""
     return load(args.kind).run(args)
 
 

@@ -20,7 +20,8 @@ Message = dict[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the sampling parameters, and the first prompt."""
+    """Add the arguments: the system prompt, --quick for a single question, the sampling parameters, and the flags that
+    select the server."""
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="what the model is told before all")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone, print the answer and leave")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the rest of the context)")
@@ -33,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line until the input ends or is /exit. With --quick, answer one prompt. If an answer fails, print the
-    error and continue the conversation without it."""
+    """Answer each line of the input until it ends or is /exit; /reset forgets the conversation. With --quick, answer
+    one prompt and end. If an answer fails, print the error and continue the conversation without that question. Returns
+    exit code 0."""
     from quire.errors import QuireError
     from quire.sampling_params import SamplingParams
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read() -> str | None:
-    """Read a line of input; None at its end."""
+    """Read a line of input, with a prompt if that is a terminal; None at its end."""
     try:
         return input("> " if sys.stdin.isatty() else "")
     except EOFError:
@@ -72,8 +74,8 @@ def _read() -> str | None:
 
 
 def _answer(client: Client, messages: list[Message], params: SamplingParams) -> str:
-    """Print the answer as it comes, then its speed, and return it. Ctrl-C ends it early, and the text so far counts as
-    the answer."""
+    """Print the answer to the conversation as it comes, and return it. Its number of tokens, time to the first token
+    and speed go to standard error. Ctrl-C ends the request early, and the text so far is the answer."""
     from quire.prompts import ChatPrompt
 
     parts, tokens, began = list[str](), 0, time.perf_counter()

@@ -12,7 +12,8 @@ HELP = "continue a prompt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the prompt, and the sampling parameters."""
+    """Add the arguments: the prompt, the sampling parameters, --stream, --timings, and the flags that select the
+    server."""
     parser.add_argument("prompt", help="text; - reads it from standard input")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the continuation to standard output and, with --timings, the time of each phase to standard error."""
+    """Print the continuation of the prompt (- reads it from standard input) to standard output, with --stream as it
+    comes. With --timings, a table of the time of each phase goes to standard error. Returns exit code 0."""
     from quire.cli.output.timings import timing_table
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

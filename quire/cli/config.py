@@ -18,7 +18,7 @@ _LIMIT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the output's format, and the flags of `quire serve`."""
+    """Add the arguments: one service to show (default: all), --all, --json, and the flags of `quire serve`."""
     parser.add_argument("service", nargs="?", help="one service alone (default: all)")
     parser.add_argument("--model", help="folder of the model (default: as `quire serve`)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="(default: %(default)s)")
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table of options per service, or all as JSON."""
+    """Print a table of options for each member of the stack, or all as JSON. Each service is asked with the command
+    line that it would get. The table leaves out options at their defaults unless --all is given. Raises InvalidArgument
+    for an unknown service or an option that a service refuses."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
 
@@ -57,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(command: list[str], environ: dict[str, str]) -> list[dict[str, Any]]:
-    """Run a service's command with --explain-config, and return its options. Raises InvalidArgument with the service's
-    own error."""
+    """Run a service's command with --explain-config, and return its options, each with name, value, source, default and
+    help. If it fails, raises InvalidArgument with the error of the last line that it wrote."""
     from quire.errors import InvalidArgument
 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
@@ -77,6 +79,7 @@ def _ask(command: list[str], environ: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
+    """Return a value as a table shows it: items with commas between them, `-` for an empty value."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     return "-" if value in ("", None) else str(value)

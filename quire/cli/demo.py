@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a stack, answer prompts and show where the time went, then stop the stack. No process, port or file is
-    left."""
+    """Start a stack of five services, have it answer prompts while the answers and their timings are printed, then stop
+    it. A chat model without --prompt gets two questions, other models a text and a longer one. No process, port or file
+    is left, also after an error. Returns exit code 0."""
     from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.spec import StackSpec
@@ -69,14 +70,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _continue(client: Client, prompt: str, max_tokens: int) -> None:
-    """Show the continuation of a text, then that of a longer text that begins with it."""
+    """Print the continuation of a text, then the half as long continuation of a prompt that begins with this text and
+    its answer."""
     text = _ask(client, prompt, prompt, max_tokens, _LIVELY)
     print("\nA second prompt begins with the first one and its answer:\n", flush=True)
     _ask(client, prompt + text + SECOND, prompt + text + SECOND, max_tokens // 2, _LIVELY)
 
 
 def _converse(client: Client, max_tokens: int) -> None:
-    """Ask two questions of one conversation, and show both answers."""
+    """Ask the two questions of QUESTIONS in one conversation, and print both answers; the second is at most half as
+    long."""
     from quire.prompts import ChatPrompt
 
     messages: list[dict[str, str]] = []
@@ -89,7 +92,8 @@ def _converse(client: Client, max_tokens: int) -> None:
 
 
 def _ask(client: Client, prompt: str | ChatPrompt, shown: str, max_tokens: int, temperature: float) -> str:
-    """Print the streamed continuation, then the table of its timings; returns its text."""
+    """Print `shown` and the streamed continuation of the prompt, then speed, cached tokens and the table of timings. If
+    the kvstore loaded pages, a line says how many. Returns the continuation's text."""
     from quire.cli.output.timings import timing_table
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

@@ -53,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start prefill and decode replicas, answer long prompts, show how their pages moved, and stop. Returns the exit
-    code: 1 if a process, a namespace or an interface is left."""
+    """Start prefill and decode replicas, each member in a network namespace unless --no-netns is given. Print the
+    answers to long prompts and tables of how their pages moved, then stop all. Returns the exit code: 1 if a process, a
+    namespace or an interface is left."""
     from quire.cli.output.page_flow import flow_matrix, flow_table
     from quire.cli.output.page_watch import PageWatch
     from quire.cli.output.progress import ProgressLines
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _spec(args: argparse.Namespace) -> StackSpec:
-    """Describe the stack. Prompts go to the prefill side even if that is slower."""
+    """Return the spec of the demo's stack. Its router sends prompts of 64 tokens or more to the prefill side, even if
+    that is slower."""
     from quire.local.spec import StackSpec
     from quire.models import find_model
 
@@ -104,7 +106,7 @@ def _spec(args: argparse.Namespace) -> StackSpec:
 
 def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
     """Return the spec with a metrics address for each worker, which reports there the pages that it moved. With a
-    network, each member runs in its own namespace."""
+    network, each member runs in its own namespace; without one, the addresses are free ports of 127.0.0.1."""
     from dataclasses import replace
 
     from quire.local.ports import free_ports
@@ -121,7 +123,7 @@ def _with_metrics(spec: StackSpec, network: PrivateNetwork | None) -> StackSpec:
 
 
 def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
-    """Print how long the start took, and the address of each member."""
+    """Print how long the start took and, if there is a network, a table with the address of each member."""
     print(f"\nUp after {stack.ready.seconds:.1f} s", end="")
     if network is None:
         print(", on ports of 127.0.0.1.\n", flush=True)
@@ -132,7 +134,8 @@ def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
 
 
 def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> PageFlow:
-    """Print the streamed answer to a long prompt, and return the flow of its pages."""
+    """Send long prompt number `number` to the stack, print its last line and the streamed answer, and return the flow
+    of its pages. The times to the first token, and from it to the second, are measured here."""
     from quire.outputs import HopTiming
     from quire.sampling_params import SamplingParams
 
@@ -153,7 +156,8 @@ def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> Page
 
 
 def _left(state: StackState | None, network: PrivateNetwork | None) -> str:
-    """Return a text that names everything that should be gone and is not; empty if all is gone."""
+    """Return a text that names the processes of the stack that still run, and the network's interface if it is still
+    there; empty if all is gone."""
     from quire.local.pids import marked
 
     found = [f"process {process.pid}" for process in marked(state.stack_id)] if state is not None else []

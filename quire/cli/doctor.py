@@ -15,7 +15,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: things to check in addition to the machine."""
+    """Add the arguments: the port and host to listen on, a Redis and a model to check too, the device, and --json."""
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="of HTTP (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
     parser.add_argument("--redis", metavar="URL", help="a Redis that the services are to use; or host:port")
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings. Returns the exit code: 1 if anything failed; a warning is not a failure."""
+    """Run all checks, and print the findings with their fixes, or all as JSON. Returns the exit code: 1 if a finding
+    failed, else 0; a warning is not a failure."""
     from quire.doctor.checks import check_all
 
     findings = check_all(args.host, args.port, args.redis, args.model, args.device)

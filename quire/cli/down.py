@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the stack, and print how long that took. Exit code 0 also if nothing ran; 1 if the kernel still has a
-    process of the stack."""
+    """Stop the stack, wait for its end, and print how long that took and how many processes were killed. Returns exit
+    code 0, also if nothing ran; 1 if a process of the stack is left even after SIGKILL."""
     from quire.local.state import StateDirectory
     from quire.local.stop import stop_stack
 

@@ -20,7 +20,7 @@ _STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the services, the number of lines, and whether to follow."""
+    """Add the arguments: the service (default: all), the stack's name, the number of lines, --follow, and --raw."""
     parser.add_argument("service", nargs="?", help="a service, one of several (worker-2), or supervisor (default: all)")
     stack_arguments.add_name(parser)
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="last lines (default: %(default)s)")
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the last lines of the services' logs, merged by time, and with --follow new ones as they come."""
+    """Print the last --lines lines of the services' logs together, merged by time. With --follow, print new lines as
+    they come, until Ctrl-C. Raises InvalidArgument for an unknown service."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory
@@ -62,7 +63,7 @@ class _Tail:
 
     def read(self) -> Iterator[tuple[str, str]]:
         """Yield the service's name and each complete line that was written since the last call. A new file of the same
-        name is read from its beginning."""
+        name is read from its beginning; a missing file yields nothing."""
         try:
             with self._path.open("rb") as file:
                 file_id = os.fstat(file.fileno()).st_ino
@@ -79,7 +80,7 @@ class _Tail:
 
 
 def _record(line: str) -> dict[str, object]:
-    """Parse a line as a JSON object; empty if it is none."""
+    """Return the object that a line of JSON holds; empty if the line is something else."""
     try:
         record = json.loads(line) if line.startswith("{") else None
     except ValueError:
@@ -99,8 +100,8 @@ def _time_of(line: str) -> float:
 
 
 def _show(name: str, line: str, *, raw: bool) -> str:
-    """Format a line for people: service, clock, level, message, fields. With `raw`, or if the line is not JSON, return
-    it unchanged."""
+    """Return a line for people: service, clock, level, message, then the other fields. With `raw`, or if the line is
+    not JSON, it is the service's name and the unchanged line."""
     record = _record(line)
     prefix = paint(f"{name:<11}", "cyan")
     if raw or not record:

@@ -14,7 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of models that have a name. Fetches nothing."""
+    """Print a table of the catalogue's models, with the path of each one that was fetched. Fetches nothing. Returns
+    exit code 0."""
     from quire.model_catalog import CATALOG, fetched
 
     rows = [

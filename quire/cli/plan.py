@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan. Raises InvalidArgument for numbers out of range, FailedPrecondition if there is no plan."""
+    """Compute the plan for the model, GPU and load, and print it as a table with the basis of each figure, or as JSON.
+    Raises InvalidArgument for numbers out of range, FailedPrecondition if there is no plan."""
     from quire.capacity.model_sizes import read_sizes
     from quire.capacity.planner import Load, plan
     from quire.errors import InvalidArgument

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the named model unless it is there, and print its path."""
+    """Fetch the named model, of the hub or of the catalogue, unless it is there, and print its path. Returns exit code
+    0; raises typed errors."""
     from quire.hub.cache import parse_hub_name
     from quire.models import hub_model_with_bar, named_model, pull_with_bar
 

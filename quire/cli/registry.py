@@ -47,6 +47,7 @@ class Command(Protocol):
 
 
 def load(name: str) -> Command:
-    """Import the module of a command. Modules import large packages inside `run`, so that `--help` is fast."""
+    """Import the module of a command and return it. Modules import large packages inside `run`, so that `--help` is
+    fast."""
     folder = f"{_FOLDERS[name]}." if name in _FOLDERS else ""
     return cast(Command, importlib.import_module(f"quire.cli.{folder}{name.replace('-', '_')}"))

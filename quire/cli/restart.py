@@ -10,7 +10,7 @@ HELP = "restart services, one after the other"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the services, and the time limits."""
+    """Add the arguments: the services or --rolling, the stack's name, and the time limit to drain and to get ready."""
     parser.add_argument("service", nargs="*", help="a service (all of its kind, in turn), or one of several (worker-2)")
     parser.add_argument(
         "--rolling", action="store_true", help="every replica and tokenizer, and the kvstore, in turn; not the router"
@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart the services in turn. Exit code 0 when all services that were named serve again. Raises typed errors."""
+    """Restart the named services in turn or, with --rolling, every replica, tokenizer and the kvstore, and print a line
+    for each. Returns exit code 0 when all serve again. Raises InvalidArgument for unknown names, or for neither names
+    nor --rolling. Raises FailedPrecondition if the stack does not run, DeadlineExceeded if a member is not ready in
+    time."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.rolling import Rolling, rolling_turns, turns_of
     from quire.local.spec import service_of

@@ -21,7 +21,8 @@ _ANSWER_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the replica, and its new role."""
+    """Add the arguments: the scheduler and its new role (without them, the command only shows), the stack's name, and
+    the time limit."""
     parser.add_argument("scheduler", nargs="?", help="whose role changes (scheduler-prefill-1); none: show all")
     parser.add_argument("role", nargs="?", choices=ROLES, help="its new role, until it is restarted")
     stack_arguments.add_name(parser)
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the roles of all replicas, or change the role of one. Exit code 0 when the replica has the new role."""
+    """Print a table of all replicas with role and load or, if one is named, change its role and print the former one.
+    Returns exit code 0. Raises FailedPrecondition if the stack does not run, InvalidArgument for an unknown scheduler
+    or no role, and the scheduler's errors."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.state import StateDirectory
 
@@ -59,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler_pb2.SetRoleResponse:
-    """Ask a scheduler to take a role, and return its answer. Its requests have `timeout_s` to end. Raises the typed
-    error."""
+    """Ask a scheduler to take a role, wait for its answer, and return it. Requests that the role is not meant for have
+    `timeout_s` to end; those left then go elsewhere. Raises the typed error."""
     import grpc
 
     from quire.local.service_tls import sync_channel
@@ -79,7 +82,7 @@ def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler
 
 
 def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
-    """Return a scheduler's present load; None if it does not answer."""
+    """Return a scheduler's present load; None if it does not answer within 5 s."""
     import grpc
 
     from quire.local.service_tls import sync_channel

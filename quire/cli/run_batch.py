@@ -13,7 +13,8 @@ HELP = "answer a file of OpenAI batch requests"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, by vLLM's names."""
+    """Add the arguments, by vLLM's names: input and output file, server or model, concurrency, retries, --restart, and
+    the API key."""
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSON lines of requests")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSON lines of answers")
     parser.add_argument("--base-url", metavar="URL", help="of the server (default: the stack that runs here)")
@@ -26,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the requests without an answer, to a server or to the command's own stack. Exit code 0 if every request has
-    its answer, else 1."""
+    """Send the requests that have no good answer in the output file, to a server or, with --model, to a stack started
+    for them. Print the counts to standard error. Returns exit code 0 if every request has its answer, else 1. Raises
+    InvalidArgument for bad numbers or files."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
     from quire.errors import InvalidArgument
@@ -55,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _base_url(args: argparse.Namespace) -> str:
-    """Return the server's URL: --base-url, or the URL of the running stack called --name. Raises FailedPrecondition if
-    no such stack runs."""
+    """Return the server's URL without /v1: --base-url, or the URL of the running stack called --name. Raises
+    FailedPrecondition if no such stack runs."""
     from quire.errors import FailedPrecondition
     from quire.local.state import StateDirectory
 

@@ -34,13 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve in the foreground until SIGINT or SIGTERM. Returns the exit code."""
+    """Start the stack that the flags describe, and serve in the foreground until SIGINT or SIGTERM. Returns the exit
+    code of `serve`."""
     return serve(stack_arguments.stack_spec(args, model=args.model, port=args.port, owned=True))
 
 
 def serve(spec: StackSpec) -> int:
-    """Start the stack, serve until a signal, drain and stop; a second signal ends the draining. A service that dies is
-    started again. If that fails, the cause is printed and the exit code is 1."""
+    """Start the stack, print its addresses, and serve until SIGINT or SIGTERM. Then drain, stop and return exit code 0;
+    a second signal ends the draining. A service that dies is started again. If the stack ends by itself, print the
+    cause and return 1. Raises StartFailed."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.terminal import print_error
     from quire.cli.output.welcome import print_welcome
@@ -68,7 +70,8 @@ def serve(spec: StackSpec) -> int:
 
 
 def _stop(stack: LocalStack) -> int:
-    """Stop the stack and wait for its end; Ctrl-C meanwhile ends the draining. Returns the exit code 0."""
+    """Ask the stack to drain and stop, and wait for its end; each Ctrl-C meanwhile asks again, which ends the draining.
+    Returns the exit code 0."""
     stack.terminate()
     while not stack.ended.is_set():
         try:

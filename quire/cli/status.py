@@ -18,7 +18,7 @@ _COLUMNS = ("phase", "pid", "grpc_port", "resident_mb", "restarts", "detail")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: output for people or for programs, once or repeatedly."""
+    """Add the arguments: the stack's name, --json for programs, and --watch with its interval."""
     stack_arguments.add_name(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what runs, once or, with --watch, until Ctrl-C. Exit code 0 if everything is ready at the last look, else
-    1."""
+    """Print the state of the stack once or, with --watch, every S seconds until Ctrl-C, on a cleared screen. Returns
+    exit code 0 if everything was ready at the last look, else 1."""
     if args.watch is None:
         return _show(args)
     while True:
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Print what runs. Returns 0 if everything is ready, else 1."""
+    """Print the stack's addresses, and a table of its members with phase, pid, port, memory and restarts, or all as
+    JSON. Returns 0 if the stack and every member are ready, else 1, also if the stack does not run."""
     from quire.local.state import StateDirectory
 
     state = StateDirectory(args.name).read()

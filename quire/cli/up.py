@@ -10,7 +10,7 @@ HELP = "start the services in the background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a stack, and the flag for the foreground."""
+    """Add the arguments: the model, the port, --no-detach for the foreground, and the flags of a stack."""
     parser.add_argument(
         "--model", help="folder, GGUF file, name of the Hugging Face hub or of `quire models` (default: smollm2)"
     )
@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the stack, show progress, and print its addresses. With --no-detach, serve in the foreground instead."""
+    """Start the stack in the background, show its progress until it is ready, and print its addresses. The HTTP port is
+    --port, or 8000 if that is free, or any free one. With --no-detach, serve in the foreground instead. Returns the
+    exit code; raises StartFailed."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.welcome import print_welcome
     from quire.cli.serve import serve

@@ -12,12 +12,14 @@ from quire.doctor.software import check_gpu, check_grammars, check_model, check_
 
 
 def check_all(host: str, port: int, redis: str | None, model: str | None, device: str) -> list[Finding]:
-    """Return the findings of all checks."""
+    """Run all checks, and return their findings in the order in which they are shown. `redis` and `model` are checked
+    only if they are named; `device` cuda makes a missing GPU a failure."""
     return list(_all(host, port, redis, model, device))
 
 
 def _all(host: str, port: int, redis: str | None, model: str | None, device: str) -> Iterator[Finding]:
-    """Run the checks one by one. The checks of Redis and of a model run only if one is named."""
+    """Run the checks one by one, and yield each finding. The checks of Redis and of a model run only if one is named. A
+    GPU is needed only for the device cuda."""
     yield check_python()
     yield check_services()
     yield check_grammars()

@@ -22,7 +22,7 @@ _STA_UNSYNC = 0x40
 
 
 def check_cores() -> Finding:
-    """Warn of fewer than two cores, since five processes share them."""
+    """Warn of fewer than two cores for this process, since five processes share them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < _LEAST_CORES:
         return warning("cores", f"{cores} core", f"Give at least {_LEAST_CORES}: services and worker share them.")
@@ -30,7 +30,8 @@ def check_cores() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Report how much memory is available now, and warn if it is too little."""
+    """Report how much memory is available now, and warn if it is less than 2 GiB. On a system without /proc/meminfo it
+    is ok, and unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         facts = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
@@ -44,7 +45,8 @@ def check_memory() -> Finding:
 
 
 def check_shared_memory() -> Finding:
-    """Warn of missing or little shared memory, through which pages travel between processes of a host."""
+    """Warn if /dev/shm is missing or has less than 512 MiB free: pages travel through it between processes of a
+    host."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
@@ -55,8 +57,8 @@ def check_shared_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """Warn of a disk that is nearly full or cannot be written. Stacks keep their logs on it, and by default the
-    kvstore's pages."""
+    """Warn if the disk of Quire's state folder cannot be written, or has less than 2 GiB free. Stacks keep their logs
+    on it, and by default the kvstore's pages."""
     place = base_directory()
     while not place.exists():
         place = place.parent
@@ -70,7 +72,7 @@ def check_disk() -> Finding:
 
 
 def check_files() -> Finding:
-    """Warn of a low limit of open files, since a router has one per client."""
+    """Warn of a limit of fewer than 4096 open files, since a router has one per client."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 < soft < _LEAST_FILES:
         return warning("files", f"{soft} open files at most", f"`ulimit -n {_LEAST_FILES}` or more: one per client.")
@@ -78,8 +80,8 @@ def check_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Warn of a clock that jumps, or that is not synchronized, since deadlines travel as wall-clock times between
-    machines."""
+    """Warn of a clock that jumps by more than 10 ms within 50 ms, or that is not synchronized. Deadlines travel as
+    wall-clock times between machines. If the kernel does not say whether NTP keeps the clock, that is ok."""
     before_s = time.time() - time.monotonic()
     time.sleep(0.05)
     jump_s = abs(time.time() - time.monotonic() - before_s)

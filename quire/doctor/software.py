@@ -21,7 +21,7 @@ _FAMILY = ("grpcio", "grpcio-status", "grpcio-health-checking", "grpcio-reflecti
 
 
 def check_python() -> Finding:
-    """Check Python's version."""
+    """Fail for a Python older than 3.11; otherwise ok, with the version."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _LEAST_PYTHON:
         return failed("python", found, "Use 3.11 or later.")
@@ -29,7 +29,7 @@ def check_python() -> Finding:
 
 
 def check_services() -> Finding:
-    """Check that all five services are installed, and that gRPC's packages have the same version."""
+    """Warn if a service's package is not installed; fail if gRPC's packages have different versions."""
     missing = []
     for service in SERVICES:
         try:
@@ -50,8 +50,8 @@ def check_services() -> Finding:
 
 
 def check_grammars() -> Finding:
-    """Check that the library of structured output is installed, in the version for which tokenizer and worker are
-    built."""
+    """Check the library of structured output, llguidance. Warn if it is not installed; fail if its version is not the
+    one that the packages of tokenizer and worker pin."""
     wanted = {
         pin[1]
         for service in ("tokenizer", "worker")
@@ -69,6 +69,7 @@ def check_grammars() -> Finding:
 
 
 def _requirements(package: str) -> list[str]:
+    """Return the requirements that an installed package declares; empty if it is not installed."""
     try:
         return requires(package) or []
     except PackageNotFoundError:
@@ -76,7 +77,9 @@ def _requirements(package: str) -> list[str]:
 
 
 def check_gpu(*, needed: bool) -> Finding:
-    """Check the GPU and its driver with nvidia-smi. A machine without a GPU is fine if none is needed."""
+    """Check the first GPU and its driver with nvidia-smi. Without nvidia-smi, or if it fails, that is a failure if a
+    GPU is `needed`; otherwise ok or a warning. Warn of a driver older than 580, or of a GPU with more than a tenth of
+    its memory in use."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if needed:
@@ -100,7 +103,8 @@ def check_gpu(*, needed: bool) -> Finding:
 
 
 def check_model(folder: str) -> Finding:
-    """Check that a folder has config, tokenizer and safetensors."""
+    """Fail if the folder lacks config.json, tokenizer.json or safetensors, or if config.json names no architecture.
+    Otherwise ok, with the architecture and the size of the weights."""
     path = Path(folder)
     lacks = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     weights = list(path.glob("*.safetensors"))

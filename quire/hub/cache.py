@@ -76,8 +76,9 @@ def parse_hub_name(name: str, revision: str = "", download_dir: str = "") -> Hub
 
 
 def hub_cache_folder() -> Path:
-    """Return the folder in which the library huggingface_hub keeps models: HF_HUB_CACHE, or `hub` in HF_HOME. The
-    default of HF_HOME is ~/.cache/huggingface."""
+    """Return the folder in which the library huggingface_hub keeps models: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, or
+    `hub` in HF_HOME. HF_HOME is by default `huggingface` in XDG_CACHE_HOME, or in ~/.cache. Variables and ~ in these
+    paths are expanded."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if path := os.environ.get(variable):
             return _expand_path(path)
@@ -87,7 +88,8 @@ def hub_cache_folder() -> Path:
 
 
 def snapshot_folder(model: HubModel) -> Path | None:
-    """Return the folder of the model's revision, or None if the cache has no such revision. Files may be missing."""
+    """Return the folder of the model's revision, or None if the cache has no such revision. A branch or tag is looked
+    up in the cache's `refs`. Files may be missing in the folder."""
     commit = model.revision
     if not _COMMIT.fullmatch(commit):
         try:
@@ -131,10 +133,11 @@ def snapshot_weight_files(folder: Path, model: HubModel) -> tuple[str, ...]:
 
 
 def select_weight_files(names: Collection[str], model: HubModel, shards: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the weight files to load, out of the names of a repository's files.
+    """Return the weight files to load, in order, out of the names of a repository's files; empty if there are none.
 
-    Safetensors come before GGUF, unless the model's name asks for a GGUF file. `shards` are the files that the index
-    names. Raises InvalidArgument if several GGUF models match.
+    Safetensors come before GGUF, unless the model's name asks for a GGUF file. `shards` are the files that the index of
+    safetensors names. All parts of a split GGUF file count, also those that `names` lacks; image encoders (mmproj) do
+    not. Raises InvalidArgument if several GGUF models match.
     """
     if not model.quant and (shards or SINGLE_WEIGHT_FILE in names):
         return tuple(sorted(shards)) or (SINGLE_WEIGHT_FILE,)
@@ -183,12 +186,14 @@ def _expand_path(path: str) -> Path:
 
 
 def _quant_pattern(quant: str) -> re.Pattern[str]:
-    """Return the pattern that file names of this quantisation contain. That of Q4_K does not match Q4_K_M."""
+    """Return the pattern, case-insensitive, that file names of this quantisation contain; for an empty one, every name
+    matches. That of Q4_K does not match Q4_K_M."""
     return re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?=[-./])" if quant else "", re.IGNORECASE)
 
 
 def _split_gguf_files(name: str) -> tuple[str, ...]:
-    """Return all files, in order, of the GGUF model to which a file belongs."""
+    """Return all files, in order, of the GGUF model to which a file belongs: of `X-00002-of-00003.gguf` all three, of
+    another name only itself."""
     match = _GGUF_PART.search(name)
     if match is None or not 0 < int(match[2]) <= 10_000:
         return (name,)

@@ -50,8 +50,9 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
     """Return the folder or the GGUF file of a model of the hub. Download the model first if the cache lacks any file.
 
     A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
-    the cache. `tokenizer_only` as in `find_cached_model`. Raises NotFound, PermissionDenied, Unsupported or
-    InvalidArgument, and Unavailable if the model cannot be downloaded.
+    the cache. If the download fails, a cached folder with config.json and weights is returned; the tokenizer may be
+    missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights. Raises NotFound,
+    PermissionDenied, Unsupported or InvalidArgument, and Unavailable if the model cannot be downloaded.
     """
     cached_path = find_cached_model(model, tokenizer_only=tokenizer_only)
     if cached_path is not None:
@@ -68,13 +69,16 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
 
 
 def _has_weights(folder: Path) -> bool:
+    """Whether the folder has all safetensors that its index names, or model.safetensors."""
     shards = read_shard_names(folder / SHARD_INDEX_FILE) or (SINGLE_WEIGHT_FILE,)
     return all((folder / name).is_file() for name in shards)
 
 
 def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
-    """Download the missing files: config.json after the other metadata, and the weights last. So a model whose weights
-    are in the cache is complete."""
+    """Download the model's missing files into the hub's cache. Returns the snapshot's folder, or the GGUF file in it.
+    config.json comes after the other metadata, and the weights last, so that a model whose weights are in the cache is
+    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF. `progress` covers the weights. Raises
+    typed errors."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi
@@ -106,7 +110,8 @@ def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only:
 
 
 def _download_files(model: HubModel, revision: str, names: Sequence[str]) -> Path:
-    """Download the files that match these names or patterns, and return the snapshot's folder."""
+    """Download the files that match these names or patterns into the cache, unless they are there, and return the
+    snapshot's folder."""
     from huggingface_hub import snapshot_download
 
     return Path(
@@ -139,7 +144,8 @@ def _silent_bar_class() -> Any:
 
 @contextlib.contextmanager
 def _typed_errors(model: HubModel) -> Iterator[None]:
-    """Convert the library's errors within the context to Quire's typed errors."""
+    """Within the context, convert the library's errors to typed ones: a gated repository to PermissionDenied, an
+    unknown repository or revision to NotFound, all others to Unavailable. A QuireError passes unchanged."""
     try:
         yield
     except QuireError:
@@ -172,7 +178,8 @@ def _typed_errors(model: HubModel) -> Iterator[None]:
 
 
 def _not_fetched_error(model: HubModel, cause: str) -> Unavailable:
-    """Return the error for a model that is not complete in the cache and cannot be downloaded."""
+    """Return the error MODEL_NOT_FETCHED, for a model that is not complete in the cache and cannot be downloaded.
+    Secrets in the cause are removed."""
     return Unavailable(
         "MODEL_NOT_FETCHED",
         f"There is no folder or file {model.repo}. The Hugging Face cache {model.cache_dir} does not have the whole "
@@ -183,7 +190,8 @@ def _not_fetched_error(model: HubModel, cause: str) -> Unavailable:
 
 
 def _redact(cause: str) -> str:
-    """Return the cause as one line of limited length. Passwords and signatures are removed from URLs."""
+    """Return the cause as one line of at most 300 characters. User names, passwords and query strings (signatures) are
+    removed from URLs."""
     redacted = re.sub(r"\?[^\s'\"]*", "", re.sub(r"//[^/@\s]*@", "//", cause))
     return " ".join(redacted.split())[:_MAX_CAUSE_CHARS]
 
@@ -191,7 +199,8 @@ def _redact(cause: str) -> str:
 def _no_weights_error(
     model: HubModel, names: Sequence[str] | dict[str, int], absent_from_hub: Sequence[str]
 ) -> QuireError:
-    """Return the error for a repository without weights that Quire reads."""
+    """Return the error for a repository without weights that Quire reads: NotFound if the index names a file that the
+    hub lacks, else Unsupported. The latter tells of a pickle file, if there is one."""
     if absent_from_hub:
         return NotFound(
             "MISSING_SHARD",

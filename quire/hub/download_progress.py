@@ -15,8 +15,9 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> Iterator[None]:
-    """Within the context, call `progress` several times a second, from a thread of its own. Its first argument is the
-    number of bytes by which the folder has grown, at most `total_bytes`."""
+    """Within the context, call `progress(done, total_bytes)` five times a second, from a thread of its own. `done`
+    is the number of bytes by which the folder has grown, at most `total_bytes`. When the context ends, no more calls
+    come."""
     stopped, initial_bytes = threading.Event(), folder_bytes(folder)
 
     def poll() -> None:

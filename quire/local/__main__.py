@@ -29,7 +29,8 @@ EXIT_FAILED = 1
 
 
 def emit(event: events.Event) -> None:
-    """Write the event to standard output, if its reader still exists, and to the supervisor's log (standard error)."""
+    """Write the event as a line of JSON to standard output, if its reader still exists. With the time in front, write
+    it to the supervisor's log (standard error) too."""
     line = events.encode(event)
     print(f'{{"ts": {time.time():.3f}, {line[1:]}', file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):
@@ -37,7 +38,8 @@ def emit(event: events.Event) -> None:
 
 
 async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
-    """Run the stack until a signal stops it, its owner ends, or it fails. Returns False if the stack failed."""
+    """Run the stack until SIGTERM or SIGINT stops it, its owner ends, or it fails. SIGHUP starts members again that are
+    down. Returns False if the stack failed."""
     supervisor = Supervisor(spec, directory, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,8 +59,10 @@ def sweep(directory: StateDirectory) -> None:
 
 
 def main() -> int:
-    """Run a supervisor for the StackSpec on standard input. Returns the exit code: 0 if the stack was stopped, 1 if it
-    failed at its start or later."""
+    """Run a supervisor for the StackSpec on the first line of standard input, while it holds the lock of the stack's
+    directory. What earlier supervisors left behind is ended or removed first. A temporary stack's pages are removed at
+    the end, and its directory too if it ended well. Returns the exit code: 0 if the stack was stopped, 1 if it failed
+    at its start or later."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:

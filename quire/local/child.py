@@ -19,8 +19,9 @@ EXIT_ORPHANED = 3
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Replace this process by the command, which is killed when the supervisor dies. If the supervisor is dead already,
-    exit."""
+    """Replace this process by a command. `argv` has the supervisor's pid, the nice value to add, and the command's
+    words. The kernel kills the process when the supervisor dies. If the supervisor is dead already, exit with
+    EXIT_ORPHANED."""
     supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
     os.nice(niceness)
     if sys.platform == "linux":

@@ -31,7 +31,12 @@ class RestartPolicy:
 
     def delay_s(self, exit_code: int | None, served_s: float | None) -> float | None:
         """Return the seconds until the next process is started; None if the member is given up. `served_s` is how long
-        the last process served requests; None if it never did."""
+        the last process served requests; None if it never did.
+
+        After five such processes in a row, the member is given up. Exit code 0 after serving means no delay. Other
+        delays double from `first_s` to 10 s, times a random number from 0.5 to 1. They begin anew after a process that
+        served for 10 s.
+        """
         if served_s is None:
             self._failed_starts += 1
             if self._failed_starts >= _FAILED_STARTS:
@@ -66,8 +71,9 @@ class Keeper:
         self._again.set()
 
     async def run(self) -> NoReturn:
-        """Watch the member, which is ready when this method is called, and start another process whenever it ends.
-        Raises StartFailed if the member is given up and the stack cannot serve without it."""
+        """Watch the member, which is ready when this method is called, and start another process, after the policy's
+        delay, whenever it ends. The state file and events tell of each end and restart. A member that is given up waits
+        for `retry`. Raises StartFailed instead if the stack cannot serve without it."""
         clock = asyncio.get_running_loop().time
         child: ChildProcess = self._roster.children[self._name]
         ready_at: float | None = clock()
@@ -95,7 +101,8 @@ class Keeper:
             return
 
     async def _serves(self, child: ChildProcess) -> bool:
-        """Wait until the process serves or has ended. Returns whether it serves; if so, an event reports it."""
+        """Wait until the process serves or has ended. Returns whether it serves; if so, an event reports the
+        restart."""
         serving = asyncio.ensure_future(self._roster.until_serving(self._name))
         ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
         try:

@@ -31,7 +31,8 @@ def pages_folder(name: str, *, lasting: bool) -> Path:
 
 
 def kvstore_environment(name: str, *, lasting: bool) -> dict[str, str]:
-    """Return the variables that tell the kvstore where and how much to keep on disk, unless its user says otherwise."""
+    """Return the variables that tell the kvstore where to keep pages on disk, and how many bytes: 8 GiB, but 2 GiB of
+    the disk stay free. They are defaults, which the user's own variables and flags override."""
     return {
         "QUIRE_KVSTORE_DISK_PATH": str(pages_folder(name, lasting=lasting)),
         "QUIRE_KVSTORE_DISK_BYTES": str(DISK_BYTES),
@@ -45,8 +46,8 @@ def remove_own_pages(directory: StateDirectory) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the pages of temporary stacks whose supervisors were killed. The lock of such a stack is not held by any
-    process."""
+    """Remove the pages of temporary stacks whose supervisors were killed, in all state directories. A stack whose lock
+    is held by a process lives, and keeps its pages."""
     for folder in base_directory().glob(f"*/{_OWN}"):
         try:
             with (folder.parent / "lock").open("w") as lock:

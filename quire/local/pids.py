@@ -42,7 +42,8 @@ class ProcessId:
         return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START_TIME]) == self.start_time
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to exactly this process. Returns False if it has ended."""
+        """Send a signal to exactly this process. Returns False, and sends nothing, if it has ended, its pid was reused,
+        or it may not be signalled."""
         with suppress(ProcessLookupError, PermissionError):
             if not hasattr(os, "pidfd_open"):
                 if self.alive():
@@ -60,7 +61,8 @@ class ProcessId:
         return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until exactly this process has ended. Returns False at the time limit."""
+        """Wait at most `timeout_s` until exactly this process has ended. Returns False if it still runs. Systems
+        without pidfd do not wait."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (ProcessLookupError, AttributeError):
@@ -76,8 +78,8 @@ class ProcessId:
 
 
 def marked(stack_id: str) -> list[ProcessId]:
-    """Return every process that has the stack's mark in its environment. This includes children of children whose
-    parents have ended."""
+    """Return every live process that has the stack's id in its environment. This includes children of children whose
+    parents have ended. Processes whose environment this user may not read are left out."""
     wanted = f"{MARK_VARIABLE}={stack_id}".encode()
     found = []
     for entry in PROC.glob("[0-9]*"):
@@ -99,7 +101,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _exists(pid: int) -> bool:
-    """Whether any process has this pid."""
+    """Whether any process, of whatever user, has this pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

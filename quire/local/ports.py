@@ -19,11 +19,12 @@ class HeldPorts:
         self._sockets = ExitStack()
 
     def choose(self, host: str) -> int:
-        """Choose a free port, hold it, and return it."""
+        """Bind a free port of the host, hold it until `close`, and return it."""
         return self._hold(host, 0)
 
     def reserve(self, host: str, port: int) -> bool:
-        """Hold this port. Returns False if somebody else has it."""
+        """Hold this port until `close`. Returns False if it cannot be bound, or if a server could not listen on it
+        now."""
         try:
             self._hold(host, port)
         except OSError:
@@ -50,7 +51,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on the port now."""
+    """Whether a server could listen on the port now. The port is tried, and is not held afterwards."""
     with _reusable(host) as candidate:
         try:
             candidate.bind((host, port))

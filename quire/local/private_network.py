@@ -88,8 +88,8 @@ class PrivateNetwork:
         return Path(f"/sys/class/net/{self._uplink}").exists()
 
     def close(self) -> None:
-        """Remove the interface to this machine, and release the namespaces. Processes inside keep theirs until they
-        end. Idempotent."""
+        """Remove the interface to this machine, and close the descriptors that hold the namespaces. Processes inside
+        keep theirs until they end. Idempotent."""
         if self._switch >= 0:
             subprocess.run([self._tools["ip"], "link", "delete", self._uplink], capture_output=True, check=False)
             for descriptor in (self._switch, *self._descriptors.values()):
@@ -97,7 +97,8 @@ class PrivateNetwork:
             self._switch = -1
 
     def _build(self) -> None:
-        """Make the switch, a cable from it to each member and one to this machine, and give each end its address."""
+        """Make the switch, a cable from it to each member and one to this machine, and give each end its address and
+        bring it up. Raises FailedPrecondition."""
         here = f"/proc/{os.getpid()}/ns/net"
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         lines += [f"link add up0 type veth peer name {self._uplink} netns {here}", "link set up0 master br0 up"]
@@ -113,8 +114,8 @@ class PrivateNetwork:
         self._run(self._tools["ip"], "-batch", "-", text=outside)
 
     def _free_subnet(self) -> str:
-        """Return a subnet, as its first three numbers, in which this machine has no address. Raises FailedPrecondition
-        if all are taken."""
+        """Return a subnet of 198.18.0.0/16, as its first three numbers, in which this machine has no address; the pid
+        decides where the search begins. Raises FailedPrecondition if all are taken."""
         taken = self._run(self._tools["ip"], "-4", "-oneline", "address")
         for offset in range(_SUBNETS):
             subnet = f"{_NETWORK}.{(os.getpid() + offset) % _SUBNETS + 1}"
@@ -126,7 +127,8 @@ class PrivateNetwork:
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def _run(self, *command: str, text: str = "") -> str:
-        """Run a command, with `text` as its input, and return its output. Raises FailedPrecondition if it fails."""
+        """Run a command, with `text` as its input, and return its standard output. Raises FailedPrecondition, with the
+        first line of its error, if it cannot be run or fails."""
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         except OSError as error:

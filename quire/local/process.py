@@ -67,7 +67,7 @@ class ChildProcess:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the whole process group at once."""
+        """Send SIGKILL to the whole process group of the child. Does nothing if the child was reaped."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
@@ -78,8 +78,8 @@ class ChildProcess:
                 os.kill(self._popen.pid, number)
 
     def _wait(self) -> None:
-        """Notice the end of the process in a thread, without reaping it, so that pid and group stay taken until
-        `_reap`."""
+        """In a thread, wait for the end of the process without reaping it, then have the event loop call `_reap`. Until
+        then, pid and group stay taken."""
         os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         with suppress(RuntimeError):  # the loop is closed: this process ends, and nobody is left to tell
             self._loop.call_soon_threadsafe(self._reap)

@@ -29,8 +29,8 @@ Report = Callable[[str, float, str], None]
 
 
 async def wait_serving(address: str, service: str, tls_folder: str = "") -> None:
-    """Return when the service at the address reports SERVING. Also waits for the port to open. `tls_folder`:
-    certificates of the stack."""
+    """Return when the service at the address reports SERVING by grpc.health.v1. Waits without limit for the port to
+    open, and tries again after errors. `tls_folder`: certificates of the stack."""
     async with aio_channel(address, service, tls_folder, _OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
@@ -43,7 +43,8 @@ async def wait_serving(address: str, service: str, tls_folder: str = "") -> None
 
 
 async def follow_load(address: str, report: Report, tls_folder: str = "") -> None:
-    """Report the phases of a worker's loading (phase, 0..1 or -1, detail) until it is ready or has failed."""
+    """Call `report` with each phase of a worker's loading (phase, share from 0 to 1 or -1, detail). Return when the
+    worker is ready or has failed. Waits without limit while the worker cannot be reached."""
     async with aio_channel(address, "worker", tls_folder, _OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         while True:
@@ -59,7 +60,7 @@ async def follow_load(address: str, report: Report, tls_folder: str = "") -> Non
 
 
 async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
-    """Return when GET /readyz answers 200."""
+    """Return when GET /readyz answers 200; it is tried again every 50 ms, without limit."""
     while await asyncio.to_thread(http_get, host, port, "/readyz", tls=tls) is None:
         await asyncio.sleep(_RETRY_S)
 
@@ -67,8 +68,8 @@ async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
 def http_get(
     host: str, port: int, path: str, *, tls: bool, headers: Mapping[str, str] = MappingProxyType({})
 ) -> bytes | None:
-    """Return the body of a GET request to a router on this host; None if the answer is not 200. The certificate is not
-    checked."""
+    """Return the body of a GET request to a router on this host; None if the answer is not 200, or does not come within
+    5 s. The certificate is not checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.
         context = ssl.create_default_context()

@@ -29,16 +29,16 @@ class Turn:
 
 
 def rolling_turns(state: StackState) -> list[Turn]:
-    """Return a turn for every replica, then for every tokenizer, then for the kvstore. The router has no turn, because
-    its restart would break the clients' connections."""
+    """Return the turns of a rolling restart: one for every replica (scheduler and worker together), then one for every
+    tokenizer, then the kvstore's. The router has no turn, because its restart would break the clients' connections."""
     schedulers = [name for name in state.services if service_of(name) == "scheduler"]
     rest = [name for service in ("tokenizer", "kvstore") for name in state.services if service_of(name) == service]
     return [*(Turn(replica_of(name)) for name in schedulers), *(Turn((name,)) for name in rest)]
 
 
 def turns_of(state: StackState, wanted: Sequence[str]) -> list[Turn]:
-    """Return a turn for each member (`worker-2`), and one for each member of a service (`worker`). Raises
-    InvalidArgument for other words."""
+    """Return a turn for each named member (`worker-2`), and for a service (`worker`) one turn for each of its members.
+    Raises InvalidArgument for other words."""
     turns = []
     for word in wanted:
         names = [name for name in state.services if word in (name, service_of(name))]
@@ -61,8 +61,9 @@ class Rolling:
         self._tell = tell
 
     def run(self, turns: Sequence[Turn]) -> None:
-        """Restart the members of each turn, and begin the next turn when they are ready again. Raises DeadlineExceeded,
-        or FailedPrecondition if the stack ends meanwhile."""
+        """Restart the members of each turn, and begin the next turn when they are ready again; `tell` gets a line for
+        each turn. Raises DeadlineExceeded if a member is not ready in time, FailedPrecondition if the stack ends
+        meanwhile."""
         for turn in turns:
             began = time.monotonic()
             before = {name: self._service(name) for name in turn.members}
@@ -73,8 +74,8 @@ class Rolling:
             self._tell(f"{', '.join(turn.members)}: restarted in {time.monotonic() - began:.1f} s")
 
     def _end(self, name: str, service: ServiceState) -> None:
-        """Have a member's process drain and end, and kill it after `limit_s`. If the process has ended already, ask the
-        supervisor to start another."""
+        """Send SIGTERM to a member's process, wait until it has drained and ended, and kill it after `limit_s`, which
+        `tell` hears. If the process has ended already, ask the supervisor by SIGHUP to start another."""
         process = service.process
         if not process.signal(signal.SIGTERM):
             # It is down already, and its supervisor may have given it up: SIGHUP is another chance.
@@ -85,7 +86,8 @@ class Rolling:
             process.wait(_KILL_S)
 
     def _await_ready(self, name: str, before: ServiceState) -> None:
-        """Wait until another process of the member is ready. Raises DeadlineExceeded after `limit_s`."""
+        """Wait until the state file shows another process than `before` for the member, in the phase `ready`. Raises
+        DeadlineExceeded after `limit_s`."""
         deadline = time.monotonic() + self._limit_s
         while (now := self._service(name)).process == before.process or now.phase != "ready":
             if time.monotonic() > deadline:

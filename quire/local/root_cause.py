@@ -23,9 +23,11 @@ class RootCause:
 
 
 def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> RootCause:
-    """Find the reason for the end of a process. It is the signal that killed the process, else the error that it
-    logged, else its traceback, else the last line of its log. `exit_code` is negative for a signal. The log before byte
-    `log_start` belongs to an earlier process, and is not read."""
+    """Find the reason for the end of a process. A signal that killed it comes first, then the typed error that it
+    logged. Otherwise the last line of a logged traceback counts, and then the last line of its log that is not JSON. A
+    logged INTERNAL error counts for nothing, since its traceback says more. Without any of these, the code is EXITED.
+    `exit_code` is negative for a signal. The log before byte `log_start` belongs to an earlier process, and is not
+    read."""
     lines = _last_log_lines(log, log_start)
     if exit_code is not None and exit_code < 0:
         return _signal_cause(signal.Signals(-exit_code))
@@ -44,7 +46,7 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
 
 
 def _signal_cause(number: signal.Signals) -> RootCause:
-    """Return the cause for a process that was killed by this signal."""
+    """Return the cause KILLED for a process that this signal ended; for SIGKILL, the fix is to free memory."""
     if number is signal.SIGKILL:
         return RootCause(
             "KILLED", "It was killed by SIGKILL, as the kernel does when memory runs out.", "Free memory; see dmesg."
@@ -53,7 +55,7 @@ def _signal_cause(number: signal.Signals) -> RootCause:
 
 
 def _last_log_lines(log: Path, start: int) -> list[str]:
-    """Return the last lines of the log, but none before byte `start`; empty if it cannot be read."""
+    """Return the lines of the last 256 KiB of the log, but none before byte `start`; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)

@@ -46,8 +46,9 @@ class Roster:
         self._began = time.monotonic()
 
     def choose_ports(self) -> None:
-        """Choose and hold a port for every member, and one for HTTP. Raises StartFailed if a port that the user has
-        chosen is taken."""
+        """Choose and hold a port for every member, and one for HTTP: the user's for the router, free ones for the
+        others. Ports held before are released. Raises StartFailed PORT_IN_USE if a port that the user has chosen is
+        taken."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         for name in (*self._spec.members, "http"):
@@ -63,7 +64,8 @@ class Roster:
             self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
 
     def spawn_all(self) -> None:
-        """Start the first process of every member, and write the state file."""
+        """Start the first process of every member, write the state file with their ports and the stack's addresses, and
+        report each as `starting`. Does not wait for them."""
         for name in self._spec.members:
             self._spawn(name, again=False)
         self.state.set_addresses(
@@ -75,14 +77,16 @@ class Roster:
             self._progress(name, "starting")
 
     def spawn_again(self, name: str) -> ChildProcess:
-        """Start another process in the place of one that ended, and return it."""
+        """Start another process in the place of one that ended, on the same port, and return it. The state file counts
+        the restart. Does not wait until it serves."""
         self._spawn(name, again=True, restarts=self.state.services[name].restarts + 1)
         self._write()
         self._progress(name, "starting")
         return self.children[name]
 
     async def until_serving(self, name: str) -> None:
-        """Return when the member can do its work. Until then, events report its progress."""
+        """Return when the member can do its work: by gRPC health, and for the router also by /readyz. Waits without
+        limit. Until then, events report its progress, for a worker that of its loading."""
         service = service_of(name)
         address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
@@ -132,7 +136,8 @@ class Roster:
         return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self.children[name].log))
 
     def too_slow(self) -> StartFailed:
-        """Return the error of a stack that is not ready in time. The error names the first member that is not ready."""
+        """Return the error START_TIMEOUT of a stack that is not ready in time. The error names the first member that is
+        not ready, with its phase and log."""
         late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
         return StartFailed(
             "START_TIMEOUT",
@@ -160,7 +165,8 @@ class Roster:
         self._held.close()
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
-        """Start a process of the member, in its environment and with its log, and note it in the state."""
+        """Start a process of the member with its command line, environment, stack mark and log, and enter it in the
+        state as `starting`. Members other than workers run at a lower priority."""
         environment = {**self._spec.environment(name), MARK_VARIABLE: self.state.stack_id}
         command = self._spec.command(name, self._ports)
         niceness = 0 if service_of(name) == "worker" else NICENESS
@@ -174,8 +180,9 @@ class Roster:
             self._progress(name, phase, share, detail)
 
     def _progress(self, name: str, phase: str, share: float = -1.0, detail: str = "") -> None:
-        """Report a member's progress: write it to the state file when the phase or detail has changed, and send events
-        at limited intervals. Does nothing when the member is ready."""
+        """Report a member's progress. If phase or detail has changed, write it to the state file and send an event.
+        Otherwise send an event at most every 0.1 s, or if the phase is complete. Does nothing when the member is
+        ready."""
         state = self.state.services[name]
         if state.phase == "ready":
             return  # a last word of the loading that came late

@@ -24,7 +24,8 @@ _OPERATOR = "operator"
 
 
 def check_folder(folder: str, services: Sequence[str]) -> None:
-    """Raise InvalidArgument if the folder lacks a file that a stack of these services needs."""
+    """Raise InvalidArgument, naming the first missing file, if the folder lacks a certificate or key that a stack of
+    these services needs."""
     pairs = [f"{name}.{kind}" for name in (*services, _OPERATOR, "public") for kind in ("pem", "key")]
     missing = [name for name in (_CA, PUBLIC_CA, *pairs) if not (Path(folder) / name).is_file()]
     if missing:
@@ -37,8 +38,9 @@ def check_folder(folder: str, services: Sequence[str]) -> None:
 
 
 def service_flags(folder: str, service: str) -> dict[str, str]:
-    """Return the flags that give a service its certificate. The router also gets the public certificate. If the folder
-    has a key for the MACs of pages, the worker and the kvstore get this key."""
+    """Return the flags, with absolute paths, that give a service its certificate, key and authority. The router also
+    gets the public certificate. If the folder has a key for the MACs of pages, the worker and the kvstore get this
+    key."""
     flags = {"tls-cert": f"{service}.pem", "tls-key": f"{service}.key", "tls-ca": _CA}
     if service == "router":
         flags |= {"ssl-certfile": "public.pem", "ssl-keyfile": "public.key"}
@@ -49,7 +51,7 @@ def service_flags(folder: str, service: str) -> dict[str, str]:
 
 def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
     """Open a channel to a service. With a `folder`, the channel uses TLS with the operator's certificate; if `folder`
-    is empty, it uses no TLS. Raises NotFound."""
+    is empty, no TLS. Raises NotFound for a file that cannot be read."""
     import grpc
 
     if not folder:
@@ -60,7 +62,8 @@ def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
 def aio_channel(
     address: str, service: str, folder: str, options: Sequence[tuple[str, int | str]] = ()
 ) -> grpc.aio.Channel:
-    """Open an asyncio channel to a service, as `sync_channel` does, with these further options. Raises NotFound."""
+    """Open an asyncio channel to a service, with these options. With a `folder`, it uses TLS with the operator's
+    certificate; if `folder` is empty, no TLS. Raises NotFound for a file that cannot be read."""
     import grpc
 
     if not folder:
@@ -69,7 +72,8 @@ def aio_channel(
 
 
 def _credentials(folder: str) -> grpc.ChannelCredentials:
-    """Return the operator's credentials. Raises NotFound for a file that cannot be read."""
+    """Return TLS credentials with the folder's authority and the operator's certificate and key. Raises NotFound for a
+    file that cannot be read."""
     import grpc
 
     try:

@@ -115,7 +115,9 @@ class StackSpec:
         return tuple(name for service in SERVICES for name in self.members_of(service))
 
     def members_of(self, service: str) -> tuple[str, ...]:
-        """Return the names of a service's processes."""
+        """Return the names of a service's processes: `tokenizer` for one, `tokenizer-1`, `tokenizer-2` for several. If
+        replicas have roles, workers and schedulers without a role come first, as `worker-1`, then `worker-prefill-1`,
+        then `worker-decode-1`."""
         if service not in ("worker", "scheduler"):
             return _numbered(service, self.tokenizers if service == "tokenizer" else 1)
         if not self.with_roles:
@@ -129,18 +131,21 @@ class StackSpec:
         return bool(self.prefill or self.decode)
 
     def in_network(self, network: PrivateNetwork) -> StackSpec:
-        """Return the same stack, with each member inside the network, at its own address."""
+        """Return the same stack with each member at its own address of the network; its command line enters the
+        member's namespace first."""
         inside = {name: (*network.prefix(name), *self._program(name)) for name in self.members}
         return replace(self, hosts=network.hosts, commands=inside)
 
     def host_of(self, member: str) -> str:
-        """Return the address on which the member listens; `http` is the router's HTTP port."""
+        """Return the address on which the member listens; `http` is the router's HTTP port. It is the member's address
+        in the network, if any, else `host` for the router and 127.0.0.1 for others."""
         if member in ("router", "http"):
             return self.hosts.get("router", self.host)
         return self.hosts.get(member, LOOPBACK)
 
     def reached_at(self, member: str) -> str:
-        """Return the address at which this machine reaches the member."""
+        """Return the address at which this machine reaches the member: 127.0.0.1 for one that listens on all addresses,
+        else the address on which it listens."""
         host = self.host_of(member)
         return LOOPBACK if host in _ANY_HOST else host
 
@@ -155,15 +160,18 @@ class StackSpec:
         )
 
     def command(self, member: str, ports: Mapping[str, int]) -> list[str]:
-        """Return the member's whole command line. `ports` are gRPC ports by member, and `http`."""
+        """Return the member's whole command line: its program, the flags that connect the stack, and the user's flags,
+        which win. `ports` are gRPC ports by member, and `http`. Options with credentials are left out, since
+        `environment` has them."""
         service, prefix = service_of(member), self._program(member)
         options = {**self._wiring(member, ports), **self._flags_of(member)}
         secrets = _SECRETS.get(service, {})
         return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
 
     def environment(self, member: str) -> dict[str, str]:
-        """Return the member's environment. Keys are in the environment, since every user of the machine may read
-        command lines."""
+        """Return the member's environment: this process's, Python's settings, a worker's GPU, the kvstore's default
+        disk folder, and all credentials. Credentials are here, since every user of the machine may read command
+        lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
@@ -190,7 +198,8 @@ class StackSpec:
         return flags
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str | bool]:
-        """Return the flags that tell a member its address, its model and its peers."""
+        """Return the flags that a member gets from the stack: its address, log format, drain time, instance name, TLS
+        files, and by service its model, its role and the addresses of its peers."""
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}
         common: dict[str, str | bool] = {
             "listen": at[member],
@@ -262,8 +271,8 @@ def replica_of(member: str) -> tuple[str, str]:
 
 
 def _worker_threads(replicas: int) -> int:
-    """Return the number of threads for each worker: half of the cores in all. Other services need cores too, and
-    torch's threads spin while they wait for a core."""
+    """Return the number of threads for each of `replicas` workers, at least 1: all together have half of the cores.
+    Other services need cores too, and torch's threads spin while they wait for a core."""
     return max(1, len(os.sched_getaffinity(0)) // 2 // replicas)
 
 

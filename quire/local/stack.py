@@ -65,7 +65,8 @@ class LocalStack:
         return self._popen.pid
 
     def close(self) -> None:
-        """Stop an owned stack and wait for its end. Idempotent."""
+        """Stop an owned stack, wait for its end, and kill it at the time limit. Does nothing for a detached stack.
+        Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -75,7 +76,8 @@ class LocalStack:
             self._popen.terminate()
 
     def _launch(self) -> subprocess.Popen[str]:
-        """Start the supervisor's process, and send it the spec."""
+        """Make the stack's directory, start the supervisor's process with its log there, send it the spec, and return
+        it. Does not wait for the stack."""
         self.directory.create()
         with self.directory.log("supervisor").open("wb") as log:
             popen = subprocess.Popen(
@@ -93,8 +95,8 @@ class LocalStack:
         return popen
 
     def _until_ready(self) -> events.Ready:
-        """Pass events on until the stack is ready, and return the Ready event. Raises StartFailed if the stack fails or
-        is stopped, or if the supervisor ends."""
+        """Read the supervisor's events and pass them on until the stack is ready; return the Ready event. Raises
+        StartFailed if the stack fails or is stopped, or if the supervisor ends."""
         for line in self._popen.stdout or ():
             event = events.decode(line)
             if event is not None:
@@ -111,7 +113,7 @@ class LocalStack:
         )
 
     def _take(self, event: events.Event) -> None:
-        """Record a Died or Failed event, then pass any event on."""
+        """Add a Died event to `deaths`, or keep a Failed event as `failure`; then pass any event on to the caller."""
         if isinstance(event, events.Died):
             self.deaths.append(event)
         if isinstance(event, events.Failed):
@@ -124,8 +126,8 @@ def _error(event: events.Failed) -> StartFailed:
 
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
-    """Read the supervisor's events to the end, so that the pipe does not fill, and pass them on while the stack's
-    object lives. Runs in a thread; sets `ended` at the end."""
+    """Read the supervisor's events to the end, so that the pipe does not fill, and call `take` with each while the
+    stack's object lives. Runs in a thread; closes `lines` and sets `ended` at the end."""
     with lines:
         for line in lines:
             event, taker = events.decode(line), take()

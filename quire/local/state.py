@@ -36,7 +36,7 @@ class ServiceState:
     restarts: int = 0
 
     def enter_phase(self, phase: str, detail: str = "") -> bool:
-        """Set phase and detail. Returns whether one of them has changed."""
+        """Set phase and detail. Returns whether either has changed."""
         changed = (self.phase, self.detail) != (phase, detail)
         self.phase, self.detail = phase, detail
         return changed
@@ -142,8 +142,8 @@ class StateDirectory:
 
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Return the context in which the supervisor holds its lock. Raises FailedPrecondition if another supervisor
-        holds it."""
+        """Within the context, hold the lock file of the stack's directory, which is made if needed. Does not wait:
+        raises FailedPrecondition ALREADY_RUNNING if another process holds the lock."""
         self.create()
         with (self.path / "lock").open("w") as lock:
             try:

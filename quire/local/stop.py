@@ -26,8 +26,9 @@ class StopReport:
 
 
 def stop_stack(state: StackState, limit_s: float) -> StopReport:
-    """Send SIGTERM to the stack's supervisor, which drains and stops the services. After `limit_s`, send SIGKILL to all
-    processes of the stack that are left. Returns a report."""
+    """Stop a stack, and return a report. Its supervisor gets SIGTERM, drains and stops the services. After `limit_s` it
+    gets a second one, which ends the draining, and 10 s more. Then all processes of the stack that are left get
+    SIGKILL, and 10 s to end."""
     began = time.monotonic()
     supervisor = state.supervisor
     if supervisor.signal(signal.SIGTERM) and not supervisor.wait(limit_s):

@@ -38,7 +38,7 @@ class Supervisor:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
 
     def request_stop(self) -> None:
-        """Drain and stop. The second call stops without draining."""
+        """Have `run` drain the services and stop; a second call ends the draining. Returns at once."""
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def retry(self) -> None:
@@ -47,7 +47,8 @@ class Supervisor:
             keeper.retry()
 
     async def run(self) -> bool:
-        """Run the stack until it is stopped. Returns False if it never became ready, or lost a service for good."""
+        """Run the stack until a stop is requested. Returns False if it never became ready, or lost a service for good;
+        then it is stopped too. At the end no member runs, and the ports are released."""
         try:
             return await self._live()
         finally:
@@ -77,8 +78,8 @@ class Supervisor:
         return True
 
     async def _start(self) -> None:
-        """Start all members. If another process takes one of their ports, stop them, and start all with other ports.
-        Returns when all members serve, or when a stop was requested. Raises StartFailed."""
+        """Start all members, and return when all serve or a stop was requested. If another process takes one of their
+        ports, stop them and start all with other ports, three times at most. Raises StartFailed."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._roster.choose_ports()
             self._roster.spawn_all()
@@ -93,7 +94,8 @@ class Supervisor:
 
     async def _until_ready(self) -> None:
         """Wait until all members serve, and report this by an event; or return when a stop is requested. Raises
-        StartFailed if a member dies, or if not all members are ready in time."""
+        StartFailed if not all are ready in time, or if a member dies. Members that die within 0.3 s are looked at
+        together, and the first in order of dependency is the cause."""
         roster = self._roster
         ready = asyncio.gather(*(roster.until_serving(name) for name in self._spec.members))
         deaths = [asyncio.ensure_future(child.exited.wait()) for child in roster.children.values()]
@@ -133,8 +135,9 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_children(self, limit_s: float, waves: Iterable[Sequence[str]]) -> tuple[str, ...]:
-        """End all members, wave by wave, so that members end before the members that they call. Kill members that still
-        run after `limit_s`, and return their names."""
+        """End all members, wave by wave, so that members end before the members that they call. Each wave gets SIGTERM;
+        after `limit_s` in all, or a second stop request, those that still run are killed. Returns the names of the
+        killed ones."""
         deadline, killed = time.monotonic() + limit_s, list[str]()
         for wave in waves:
             children = [child for name, child in self._roster.children.items() if name in wave]
@@ -150,7 +153,8 @@ class Supervisor:
         return tuple(killed)
 
     async def _exits(self, children: Sequence[ChildProcess], limit_s: float | None) -> None:
-        """Wait until all children have exited, the limit has passed, or a second stop was asked for."""
+        """Wait until all children have exited, `limit_s` seconds have passed, or a second stop was requested. Without a
+        limit, wait only for the exits."""
         exits: asyncio.Future[Any] = asyncio.gather(*(child.exited.wait() for child in children))
         if limit_s is None:
             await exits

@@ -12,7 +12,8 @@ from quire.errors import FailedPrecondition
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` or `--name`, and the credential."""
+    """Add the flags that select a running Quire: `--address` or `--name`, `--api-key`, `--tls-ca` and
+    `--tls-server-name`."""
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
     stack_arguments.add_name(parser)
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
@@ -34,9 +35,9 @@ def api_key(args: argparse.Namespace) -> str | None:
 
 
 def find_server(args: argparse.Namespace) -> tuple[str, str | None, str | None]:
-    """Return the gRPC address of the selected Quire, the authority of its certificate (None: no TLS) and the name in
-    the certificate. The Quire is the one at --address, or the running stack called --name. Raises FailedPrecondition if
-    no such stack runs, or if no option says how to verify the certificate."""
+    """Return the gRPC address of the selected Quire, the PEM authority of its certificate (None: no TLS) and the name
+    in the certificate (None: the address's host). The Quire is the one at --address, or the running stack called
+    --name. Raises FailedPrecondition if no such stack runs, or if no option says how to verify the certificate."""
     from quire.local.service_tls import PUBLIC_CA, PUBLIC_NAME
     from quire.local.state import StateDirectory
 

@@ -63,7 +63,8 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
-    """Add a flag for each engine option. Options of vLLM that --help does not list are added too."""
+    """Add a flag for each engine option; switches get a `--no-` form. Options of vLLM are added too, without an entry
+    in --help; `stack_flags` translates them or refuses them with a reason."""
     for option in ENGINE_OPTIONS:
         if option.switch:
             group.add_argument(f"--{option.name}", action=argparse.BooleanOptionalAction, help=option.help)
@@ -85,9 +86,9 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
-    """Make the spec of the stack that the flags describe. Raises typed errors for bad flags, for a missing model, and
-    for credentials that would admit everybody. Without a model, the default model is fetched, unless `fetch` is
-    false."""
+    """Return the spec of the stack that the flags describe, with the path of its model. First the flags are checked;
+    then the model (default: the catalogue's) is downloaded if needed, unless `fetch` is false. Raises typed errors for
+    bad flags, for a missing model, for an incomplete TLS folder, and for credentials that would admit everybody."""
     for key in args.api_key:
         _check_api_key(key)
     if args.tls_folder:

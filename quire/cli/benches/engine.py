@@ -27,14 +27,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
-    """Start a stack, or connect to the Quire at --address. Raises the typed errors of a start."""
+    """Return an LLM: with a stack started for it, or for the Quire at --address. Raises the typed errors of a start."""
     from quire.llm import LLM
 
     return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **given_options(args))
 
 
 def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:
-    """Return the first model that the LLM's Quire serves."""
+    """Return the first model that the LLM's Quire serves, by a client that is closed again."""
     from quire.client import Client
 
     with Client(llm.address, api_key=api_key(args)) as client:

@@ -14,7 +14,8 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, with vLLM's names and defaults."""
+    """Add the arguments, with vLLM's names and defaults: lengths, batch size, iterations, seed, the result file, and
+    the engine's options."""
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: %(default)s)")
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the time of one batch, many times, and print one JSON object. Every iteration has other prompts, so that
-    no cache helps."""
+    """Measure the time of one batch, `num_iters` times after the warm-up, and print its mean, percentiles and all times
+    as one JSON object. Every iteration has other prompts, so that no cache helps. Returns the exit code 0."""
     from quire.bench.statistics import percentile
     from quire.sampling_params import SamplingParams
 

@@ -15,7 +15,8 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Print the report, and write it to the file that `--output-json` names. Returns the exit code 0."""
+    """Print the report as JSON, and write it to the file that `--output-json` names, if any. Returns the exit code
+    0."""
     text = json.dumps(report, indent=1)
     if args.output_json:
         Path(args.output_json).write_text(text + "\n", encoding="utf-8")

@@ -76,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait for the server, send the load, print the table, and write the result and the plot if flags ask for them.
-    Returns the exit code: 1 if no request succeeded."""
+    """Wait for the server, send the load at the times of the data set or of --request-rate, and print vLLM's table.
+    Flags may ask for warm-up requests before, a result file and an SVG plot. Returns the exit code: 1 if no request
+    succeeded. Raises typed errors for bad flags or a server that does not answer."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts
@@ -123,7 +124,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Write the report to the file that the flags name, or append it. Does nothing if no flag names a file."""
+    """Write the report as a line of JSON to the file of --result-dir and --result-filename, or append it. Without a
+    file name, the name is made of backend, rate, model and date. Does nothing unless --save-result, --append-result or
+    --result-filename is given."""
     if not (args.save_result or args.append_result or args.result_filename):
         return
     model = str(report["model_id"]).rpartition("/")[2]

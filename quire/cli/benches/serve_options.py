@@ -17,7 +17,8 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 
 def make_options(args: argparse.Namespace) -> ReportOptions:
-    """Check the flags, and return the options of the report. Raises InvalidArgument."""
+    """Check the numbers among the flags, and return the options of the report: metrics, percentiles, goodput limits,
+    details. Raises InvalidArgument."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
@@ -40,8 +41,9 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 
 
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
-    """Return the target of the load, and the server's facts. The server is asked for facts that the flags do not give.
-    Raises typed errors for a server that cannot be reached."""
+    """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
+    or for its vocabulary, if no flag gives it. Raises typed errors for a malformed URL, or a server that cannot be
+    reached."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -74,7 +76,8 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
 
 
 def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
-    """Make the requests of the data set that the flags name. Raises InvalidArgument."""
+    """Return the requests of the data set that the flags name: random, trace, or custom; for chat, prompts are words.
+    Raises InvalidArgument for a missing, empty or malformed file."""
     if args.dataset_name == "random":
         lengths = RandomLengths(
             args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len

@@ -19,8 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start and end a stack several times, and print the times until it is ready and until the first token as JSON. The
-    first start reads files from disk that later starts find in memory."""
+    """Start and end a stack --num-iters times, and print the seconds until it is ready and until the first token as
+    JSON. The first start reads files from disk that later starts find in memory. Raises InvalidArgument with
+    --address."""
     from quire.errors import InvalidArgument
     from quire.sampling_params import SamplingParams
 

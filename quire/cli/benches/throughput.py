@@ -13,7 +13,8 @@ HELP = "all prompts at once, tokens per second"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, by vLLM's names."""
+    """Add the arguments, by vLLM's names: data set, number and lengths of prompts, seed, the result file, and the
+    engine's options."""
     parser.add_argument("--dataset-name", "--dataset", choices=["random", "trace"], default="random", help="prompts")
     parser.add_argument("--dataset-path", metavar="FILE", help="of the trace")
     parser.add_argument("--num-prompts", type=int, default=64, metavar="N", help="(default: %(default)s)")
@@ -28,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit all prompts at once, and print requests and tokens per second as JSON. One request is sent before, and not
-    measured."""
+    """Submit all prompts, random or of a trace, at once, and print requests and tokens per second as JSON. Answers have
+    their full length. One short request is sent before, and not measured. Returns the exit code 0."""
     from quire.bench.datasets import RandomLengths, random_requests, trace_requests
     from quire.sampling_params import SamplingParams
 

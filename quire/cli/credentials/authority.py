@@ -34,8 +34,9 @@ class Authority:
 
     @classmethod
     def in_folder(cls, folder: Path, name: str, days: int) -> Self:
-        """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. If there are none, make and
-        write a new authority. Raises InvalidArgument for files that are not an authority."""
+        """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. If one is missing, make a new
+        authority for this number of days, and write both files. Raises InvalidArgument for files that are not an
+        authority."""
         pem, key_file = folder / f"{name}.pem", folder / f"{name}.key"
         if pem.exists() and key_file.exists():
             return cls(folder, *_load(pem, key_file))
@@ -60,6 +61,8 @@ class Authority:
     def _issue(
         self, name: str, names: Sequence[x509.GeneralName], usages: Sequence[x509.ObjectIdentifier], days: int
     ) -> None:
+        """Make a key and a certificate with these alternative names and usages, signed by this authority, and write
+        both to its folder as `NAME.key` and `NAME.pem`."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_named(name), self._certificate.subject, key.public_key(), self._key.public_key(), days)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -75,6 +78,8 @@ def _builder(
     issuer_key: ec.EllipticCurvePublicKey,
     days: int,
 ) -> x509.CertificateBuilder:
+    """Return the unsigned certificate of `key`, valid from an hour ago for `days` days, with a random serial number and
+    the identifiers of both keys."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -91,7 +96,8 @@ def _builder(
 
 
 def _load(pem: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Read an authority from its files. Raises InvalidArgument."""
+    """Return an authority's certificate and its private key. Raises InvalidArgument if a file cannot be read, or if the
+    key is not the elliptic-curve key of the certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(pem.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -132,7 +138,7 @@ def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Replace the file of this name by a new one with these permissions."""
+    """Write a new file with these permissions, and put it in the place of `path` in one step."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode, exist_ok=False)

@@ -18,7 +18,8 @@ _AUTHORITY_DAYS = 3650
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the folder for the files, and the names in the public certificate."""
+    """Add the arguments: the folder for the files, the names in the public certificate, and the life of certificates in
+    days."""
     parser.add_argument("folder", help="where the PEM files are written; an authority that is there is used again")
     parser.add_argument(
         "--host",
@@ -32,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the authority of the services (`ca.pem`), one certificate for each identity, and a public certificate with
-    its own authority (`public-ca.pem`). Also write a key for the MACs of pages, unless there is one. Raises
-    InvalidArgument, FailedPrecondition."""
+    its own authority (`public-ca.pem`). Authorities that are there are used again. Also write a key for the MACs of
+    pages, unless there is one, and print the files' names. Raises InvalidArgument for bad --days or a folder that
+    cannot be written, FailedPrecondition without the package cryptography."""
     from quire.errors import FailedPrecondition, InvalidArgument
 
     try:
@@ -67,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_page_mac_key(path: Path) -> None:
-    """Write a new key that only this user can read. An existing key stays, since pages have MACs with it."""
+    """Write a new key of 32 random bytes, in hex, that only this user can read. An existing key stays, since pages have
+    MACs with it."""
     if path.exists():
         return
     path.touch(mode=0o600)

@@ -45,7 +45,8 @@ def flow_table(flows: Sequence[PageFlow]) -> str:
 
 
 def flow_matrix(flows: Sequence[PageFlow]) -> str:
-    """Return a table of the number of pages that went from each prefill replica to each decode replica."""
+    """Return a table of the number of pages that went from each prefill replica (rows) to each decode replica
+    (columns). If no page was moved, the text says so."""
     moved = Counter[tuple[str, str]]()
     for flow in flows:
         if flow.prefill:
@@ -63,7 +64,7 @@ def find(timings: Iterable[HopTiming], service: str, phase: str) -> HopTiming | 
 
 
 def spell_bytes(count: int) -> str:
-    """Spell a number of bytes with a unit."""
+    """Return a number of bytes as text, in GiB, MiB, KiB or B."""
     for size, unit in _UNITS:
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -71,7 +72,8 @@ def spell_bytes(count: int) -> str:
 
 
 def _cells(flow: PageFlow) -> list[str]:
-    """Return the cells of one request's row."""
+    """Return the cells of one request's row, without its number. If one replica did all, the cells about the move are
+    empty."""
     times = [f"{flow.first_ms:.0f}", f"{flow.second_ms:.0f}"]
     if not flow.prefill:
         return [str(flow.tokens), "", flow.decode, "", "", "", f"{flow.prefill_ms:.0f}", "", *times]

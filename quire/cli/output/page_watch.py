@@ -53,7 +53,8 @@ class PageWatch:
         )
 
     def _transport(self) -> str:
-        """Return the transports by which pages were pulled since the last call."""
+        """Return the names of the transports by which workers pulled pages since the last call, sorted, with commas
+        between them."""
         used = set[str]()
         for name, before in self._seen.items():
             self._seen[name] = now = self._pulled(name)
@@ -61,6 +62,7 @@ class PageWatch:
         return ", ".join(sorted(used))
 
     def _pulled(self, worker: str) -> dict[str, float]:
+        """Return the number of pages that a worker has pulled by each transport, from its metrics."""
         with urllib.request.urlopen(f"http://{self._metrics[worker]}/metrics", timeout=_LIMIT_S) as answer:
             return {name: float(pages) for name, pages in _PULLED.findall(answer.read().decode())}
 

@@ -54,7 +54,8 @@ class ProgressLines:
             print(self._line(event), file=self._stream, flush=True)
 
     def _redraw(self) -> None:
-        """Draw the lines of all members over the old ones."""
+        """Draw the lines of all members over the old ones, the first started at the bottom. A member without an event
+        has only its name."""
         if self._drawn:
             self._stream.write(f"\x1b[{len(self._shown)}A")
         for service in self._shown:
@@ -64,7 +65,8 @@ class ProgressLines:
         self._drawn = True
 
     def _line(self, event: events.Progress) -> str:
-        """Format a member's line: phase, seconds and, while it loads, a bar."""
+        """Return a member's line: name, phase in colour, seconds and, until it is ready, a bar if its progress is
+        known, and the detail."""
         ready = event.phase == "ready"
         phase = paint(f"{event.phase:<12}", "green" if ready else "yellow", self._stream)
         line = f"  {event.service:<{self._width}} {phase} {event.seconds:5.1f} s"

@@ -14,7 +14,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:
-    """Return the text in a style if the stream shows styles; otherwise return it unchanged."""
+    """Return the text in a style (a name of _CODES) if the stream is a terminal and NO_COLOR is not set; otherwise
+    return it unchanged."""
     stream = sys.stdout if stream is None else stream
     if not stream.isatty() or "NO_COLOR" in os.environ:
         return text
@@ -22,7 +23,8 @@ def paint(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def bar(share: float, width: int = 24) -> str:
-    """Return a bar made of eighths of a character. Any share above 0 is visible."""
+    """Return a bar of `width` characters, filled up to the share (0 to 1) in eighths of a character. Any share above 0
+    is visible."""
     eighths = max(round(min(max(share, 0.0), 1.0) * width * 8), 1 if share > 0 else 0)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width)
@@ -40,7 +42,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def print_error(error: QuireError) -> None:
-    """Print the error to standard error: the cause as the headline, then code, fix and where to read more."""
+    """Print the error to standard error: the cause as the headline, then fix, code, request id and log, as far as they
+    are known."""
     where = f"the {error.service} did not start: " if isinstance(error, StartFailed) and error.service else ""
     print(f"{paint('error:', 'red', sys.stderr)} {where}{error.message}", file=sys.stderr)
     lines = {"fix": error.fix, "code": error.code, "request": error.request_id}

@@ -16,8 +16,9 @@ _ORDER = (
 
 
 def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:
-    """Return the table of a request's phases. Shares are of the request's whole time as its client saw it. Phases of
-    different services may overlap."""
+    """Return the table of a request's phases, ordered by service: count, ms, ms each, and share of `total_s`, the
+    request's whole time as its client saw it. Phases of different services may overlap. A hop's total is left out;
+    without phases, a sentence says so."""
     rank = {service: i for i, service in enumerate(_ORDER)}
     rows, last = [], ""
     phases = [timing for timing in timings if timing.phase != _WHOLE]

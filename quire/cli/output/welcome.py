@@ -15,7 +15,8 @@ from quire.models import is_conversational
 
 
 def print_welcome(spec: StackSpec, ready: Ready) -> None:
-    """Ask the stack for its model. Then print the addresses of the stack, and a command that sends it a request."""
+    """Ask the stack for the name of its model. Then print this name, the addresses of the stack, and a curl command
+    that sends it a request. An API key is not shown."""
     http = ready.http
     key = spec.api_keys[0] if spec.api_keys else None
     name = _served_name(http, key) or spec.model
@@ -32,7 +33,7 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
 
 
 def _served_name(http: str, key: str | None) -> str:
-    """Return the name of the first model that the router lists; empty if it lists none."""
+    """Return the name of the first model that the router lists; empty if it lists none or does not answer."""
     url = urllib.parse.urlsplit(http)
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     body = http_get(url.hostname or "", url.port or 0, "/v1/models", tls=url.scheme == "https", headers=headers)
@@ -41,7 +42,8 @@ def _served_name(http: str, key: str | None) -> str:
 
 
 def _example(model: str) -> tuple[str, dict[str, Any]]:
-    """Return a path and a body of a request that suit the model."""
+    """Return a path and a body of a request that suit the model: a chat question if it is conversational, else a text
+    to continue."""
     if is_conversational(model):
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     return "/v1/completions", {"prompt": "ROMEO:\nBut soft,"}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def check_start(start: Start, spec: EngineSpec) -> None:
-    """Raise a QuireError if this engine cannot run the Start: its context length, tokens, stop ids, sampling,
-    processors, thinking budget or page table do not fit."""
+    """Raise a QuireError if this engine cannot run the Start. Checked are its context length, room for at least one
+    more token, token and stop ids, logprobs, sampling, logit controls, processors, thinking budget and page table."""
     sequence, stop = start.sequence, start.sequence.stop
     known = sequence.known_len
     if not 1 <= start.max_model_len <= spec.max_model_len:
@@ -72,8 +72,8 @@ def check_start(start: Start, spec: EngineSpec) -> None:
 
 
 def stop_ids_of(start: Start, spec: EngineSpec) -> tuple[int, ...]:
-    """Ids that end the sequence: its own stop ids and, unless it ignores them, the model's end-of-sequence ids. Ids
-    outside the vocabulary are left out: they are never sampled, and a sampler cannot block them."""
+    """Return the ids that end the sequence: its own stop ids and, unless it ignores them, the model's end-of-sequence
+    ids. Ids outside the vocabulary are left out: they are never sampled, and a sampler cannot block them."""
     stop = start.sequence.stop
     ids = stop.stop_token_ids if stop.ignore_eos else (*spec.eos_token_ids, *stop.stop_token_ids)
     return tuple(token for token in ids if 0 <= token < spec.vocab_size)
@@ -85,7 +85,8 @@ def grantable(pages: Int32, spec: EngineSpec) -> bool:
 
 
 def bad_pages(pages: Int32) -> QuireError:
-    """The error for pages that the pool lacks, or that a table names twice."""
+    """Return the error BAD_PAGE for pages that the pool lacks, or that a table names twice; it shows the first
+    eight."""
     shown = pages[:8].tolist()
     return InvalidArgument(
         "BAD_PAGE",
@@ -95,7 +96,7 @@ def bad_pages(pages: Int32) -> QuireError:
 
 
 def table_full(spec: EngineSpec) -> QuireError:
-    """The error for more pages than the longest sequence has."""
+    """Return the error TOO_MANY_PAGES for more pages than the longest sequence has."""
     return TooLarge(
         "TOO_MANY_PAGES",
         f"A page table holds at most {spec.table_width} pages here.",
@@ -104,7 +105,7 @@ def table_full(spec: EngineSpec) -> QuireError:
 
 
 def _check_token_ids(ids: Int32, vocab_size: int) -> None:
-    """Raise InvalidArgument TOKEN_OUT_OF_RANGE if an id is outside the vocabulary."""
+    """Raise InvalidArgument TOKEN_OUT_OF_RANGE if an id is negative or outside the vocabulary."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise InvalidArgument(
             "TOKEN_OUT_OF_RANGE",
@@ -115,8 +116,8 @@ def _check_token_ids(ids: Int32, vocab_size: int) -> None:
 
 
 def _check_tables(start: Start, spec: EngineSpec) -> None:
-    """Raise a QuireError unless the Start has exactly one page table, which is not too long, names each page once and
-    none that cannot be granted, and holds the cached range."""
+    """Raise a QuireError unless the Start has exactly one page table, no longer than the longest sequence needs, which
+    holds the cached range. It must name each page once, none of them page 0 or outside the pool."""
     if len(start.pages) != 1:
         raise Unsupported(
             "KV_GROUPS_UNSUPPORTED",

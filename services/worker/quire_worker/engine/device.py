@@ -45,8 +45,9 @@ class StepClock:
         self._moved_s = time.monotonic()
 
     def await_steps(self, reached: threading.Event) -> None:
-        """Wait for `reached`, which the device sets when all steps launched before have ended. Raises DEVICE_HUNG if a
-        step takes longer than the limit; the time that it ran before this call counts."""
+        """Block until `reached` is set, which the device does when all steps launched before have ended. Raises
+        DEVICE_HUNG if a step takes longer than the limit, counted from the last launch or end; the time that it ran
+        before this call counts."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
         while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
@@ -113,7 +114,8 @@ class ThreadDevice:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
-        """Wait until all launched steps have ended, and forget their outcomes. Raises DEVICE_HUNG or DEVICE_BROKEN."""
+        """Block until all launched steps have ended, and forget their outcomes. Raises DEVICE_HUNG if a step takes too
+        long, DEVICE_BROKEN if the device is broken."""
         reached = threading.Event()
         self._launched.put(reached)
         self._clock.await_steps(reached)
@@ -125,8 +127,8 @@ class ThreadDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _main(self) -> None:
-        """Run queued steps in order, on the device's thread, and call `wake` after each. If a queued item is an Event,
-        set it. If it is None, end. A broken device skips its steps."""
+        """Run queued steps in order, on the device's thread, and call `wake` after each. A queued Event is set when its
+        turn comes; None ends the loop. A broken device skips its steps."""
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
@@ -136,7 +138,8 @@ class ThreadDevice:
                 self.wake()
 
     def _run(self, batch: StepBatch) -> None:
-        """Run a step and keep its outcome; an exception marks the device as broken."""
+        """Run a step and keep its outcome for `take_outcomes`. An exception is logged, and marks the device as
+        broken."""
         try:
             self._ended.append(self._runner.run(batch))
         except Exception:
@@ -150,7 +153,8 @@ class ThreadDevice:
 
 
 def broken() -> Internal:
-    """The error of a device that failed outside a step: the state that it keeps of the slots can no longer be used."""
+    """Return the error DEVICE_BROKEN, for a device that failed outside a step: the state that it keeps of the slots can
+    no longer be used."""
     return Internal(
         "DEVICE_BROKEN",
         "The device failed outside the model.",
@@ -159,7 +163,8 @@ def broken() -> Internal:
 
 
 def hung(limit_s: float) -> Internal:
-    """The error of a device whose steps do not end; nothing can run on it any more."""
+    """Return the error DEVICE_HUNG, for a device on which a step has run for more than `limit_s` seconds; nothing can
+    run on it any more."""
     return Internal(
         "DEVICE_HUNG",
         f"A step has run for more than {limit_s:g} s, and its run is over.",

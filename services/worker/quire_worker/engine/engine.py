@@ -88,9 +88,9 @@ class Engine:
         return len(self._in_flight)
 
     def begin_run(self) -> Epoch:
-        """Begin a new run, for another scheduler or after the last one has gone. Waits for steps in flight, so that
-        none writes to a page later, and forgets all slots, pages and moves. Returns the new epoch, in which Grants
-        count from 1."""
+        """Begin a new run, for another scheduler or after the last one has gone. Blocks until no step runs, so that
+        none writes to a page later; then forgets all slots, pages, moves and the budget. Returns the new epoch, in
+        which Grants count from 1. Raises the errors of `Device.drain`."""
         self._device.drain()
         self._in_flight.clear()
         self._outcomes.clear()
@@ -104,9 +104,9 @@ class Engine:
         return self.epoch
 
     def apply(self, grant: Grant, arrival_us: int = 0) -> None:
-        """Apply a Grant, and allow as many further steps as its budget says. No step runs before the first budget has
-        come. Raises QuireError, with nothing applied, if the Grant is out of order or its budget allows nothing. An
-        error of one slot goes into a Report."""
+        """Apply a Grant, and allow as many further steps as the latest budget says (0: without limit). No step runs
+        before the first budget has come. Raises QuireError, with nothing applied, if the Grant is of another epoch, out
+        of order, or its budget allows nothing. An error of one slot goes into a Report."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)
@@ -120,8 +120,9 @@ class Engine:
         self._draining = self._to_announce = True
 
     def launch(self) -> bool:
-        """Form a step and hand it to the device, if depth, budget and credit allow one; returns whether a step was
-        launched. Before that, takes in ended moves, and lets waiting slots run if their cached range is ready."""
+        """Form a step and hand it to the device; returns whether a step was launched. Before that, takes in ended
+        moves, and lets waiting slots run if their cached range is ready. Nothing is launched at `depth` steps in
+        flight, before the first budget, after the budget's last step, or if no slot can run."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -152,8 +153,8 @@ class Engine:
         return True
 
     def prepare(self) -> bool:
-        """Have the device do some of its deferred work, while nothing is in flight. Returns whether there may be
-        more."""
+        """Have the device do some of the work that it deferred at its start. To be called while nothing is in flight.
+        Returns whether there may be more."""
         return self._device.prepare()
 
     def collect(self) -> Report | None:
@@ -183,8 +184,8 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
-        """Run the waiting slots whose cached range is ready. If no slot or move will fill the pages of a slot, or if
-        its grammar cannot go on, a Report gets its error."""
+        """Run the waiting slots whose cached range is ready. A slot is ended, and a Report gets its error, if no slot
+        or move will fill its pages or its grammar cannot go on."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 
@@ -198,7 +199,8 @@ class Engine:
         return first is not None and first <= self._retired()
 
     def _complete_step(self, in_flight: InFlightStep, outcome: StepOutcome) -> Report:
-        """Update the slots with the outcome of an ended step; returns the step's Report."""
+        """Update the slots with the outcome of an ended step. Returns a Report with the step's rows and timing;
+        acknowledgements and counts are still missing."""
         rows = complete_step(self.residents, in_flight, outcome)
         model = outcome.timing
         timing = StepTiming(
@@ -234,7 +236,8 @@ class Engine:
         self._acknowledged, self._to_announce = retired, False
 
     def _view(self) -> SlotView:
-        """The columns of all slots that the batch rule reads, as they are now."""
+        """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
+        grammar's mask is not runnable. If drafts are possible, a slot tries them only once min_tokens is reached."""
         table = self.residents.table
         tries_drafts = table.tries_drafts
         if self.spec.max_row_tokens > 1:

@@ -41,7 +41,7 @@ class ExportOffers:
         self._needed: Int32 = np.zeros(0, np.int32)
 
     def begin(self, move: PageMove) -> None:
-        """Register an export that the KV transfer agent has accepted, so that its pages are offered once they are
+        """Register an export that the KV transfer agent has accepted. `offer_ready` offers its pages as they are
         filled."""
         export = self._open[move.id] = _OpenExport(move)
         self._filling.append(export)
@@ -49,8 +49,8 @@ class ExportOffers:
         self._needed = np.append(self._needed, self._positions(export))
 
     def end(self, move_id: int) -> None:
-        """Forget an export that has ended. Its offered pages may be written again, unless other exports offer them
-        too."""
+        """Forget an export that has ended. Its offered pages are no longer marked as exported, unless other exports
+        offer them too, and may then be written again."""
         export = self._open.pop(move_id)
         if export.offered < len(export.move.device_page):
             self._drop([self._filling.index(export)])
@@ -58,7 +58,8 @@ class ExportOffers:
 
     def offer_ready(self) -> None:
         """Offer, through the KV transfer agent, the pages of exports that were filled since the last call, and mark
-        them as exported. One array operation checks the next page of every export."""
+        them as exported. Pages are offered in order: one that is not filled holds back those after it. One array
+        operation checks the next page of every export."""
         if not self._filling:
             return
         ready = self._states.ready[self._next] >= self._needed
@@ -93,7 +94,8 @@ class ExportOffers:
             raise Internal("INTEGRITY", "Lent pages and open exports differ.", "Report it with the worker's log.")
 
     def _positions(self, export: _OpenExport) -> int:
-        """How many positions of the export's next page must be filled before that page is offered."""
+        """Return how many positions of the export's next page must be filled before that page is offered: all, or the
+        tail's tokens on the last page."""
         tail = export.move.tail_tokens
         return tail if tail and export.offered == len(export.move.device_page) - 1 else self._states.page_size
 

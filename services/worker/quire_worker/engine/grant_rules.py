@@ -50,7 +50,8 @@ class GrantRules:
 
     def _start(self, start: Start, seq: int) -> None:
         """Start a sequence in its slot. On failure, the error goes into the draft, and the pages after the cached range
-        count as empty. If the slot was busy, the sequence in it ends too."""
+        count as empty. If the slot does not exist or is busy, that is such a failure; the sequence in a busy slot ends
+        too."""
         slot, num_slots = start.slot, self._residents.spec.num_slots
         try:
             if not 0 <= slot < num_slots:
@@ -68,7 +69,8 @@ class GrantRules:
                 self._residents.void(table[-(-start.cached_len // self._residents.spec.page_size) :])
 
     def _set_limits(self, slots: Int32, positions: Int32) -> None:
-        """Set the position limits of the slots that hold a sequence; other slots are ignored."""
+        """Set the position limits of the slots that hold a sequence. Idle slots, and slots that do not exist, are
+        ignored."""
         table = self._residents.table
         real = (slots >= 0) & (slots < self._residents.spec.num_slots)
         slots, positions = slots[real], positions[real]
@@ -88,8 +90,8 @@ class GrantRules:
             self._grow(slot, group, page, grant.seq)
 
     def _grow(self, slot: int, group: int, page: int, seq: int) -> None:
-        """Append a page to a slot's page table; an error ends the slot's sequence and goes into the draft. Idle slots
-        are ignored."""
+        """Append a page to a slot's page table. An error (an unknown KV group, a page that is invalid or taken, a full
+        table) ends the slot's sequence and goes into the draft. Idle slots are ignored."""
         if not self._residents.holds(slot):
             return
         try:
@@ -101,8 +103,8 @@ class GrantRules:
             self._residents.end(slot, Finish.ERROR)
 
     def _set_order(self, slots: Int32) -> None:
-        """Rank the slots for prefill in this order; all others become unordered. An empty column means that the order
-        did not change."""
+        """Rank the slots for prefill in this order; all others become unordered, and slots that hold no sequence are
+        ignored. An empty column means that the order did not change."""
         if not len(slots):
             return
         rank = self._residents.table.prefill_rank
@@ -114,8 +116,8 @@ class GrantRules:
 
 
 def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:
-    """Raise FailedPrecondition for a Grant of another epoch or out of order, InvalidArgument for a budget that allows
-    no prefill."""
+    """Raise FailedPrecondition for a Grant of another epoch, or whose number is not `applied` + 1, and InvalidArgument
+    for a budget that allows no prefill."""
     if grant.epoch != epoch:
         raise FailedPrecondition(
             "EPOCH_MISMATCH",
@@ -133,7 +135,8 @@ def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:
 
 
 def _check_budget(budget: Budget) -> None:
-    """Raise InvalidArgument BAD_BUDGET for a budget that allows no prefill."""
+    """Raise InvalidArgument BAD_BUDGET for a budget whose tokens per step, chunk cap or partial prefills are less than
+    1."""
     if min(budget.tokens_per_step, budget.chunk_cap, budget.partial_prefills) < 1:
         raise InvalidArgument(
             "BAD_BUDGET",

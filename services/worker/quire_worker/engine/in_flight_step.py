@@ -31,7 +31,8 @@ class InFlightStep:
     prepare_us: int
 
     def size(self, sampled: int) -> StepSize:
-        """Return how much the step computes and reads. `sampled`: how many tokens it sampled."""
+        """Return the step's work: its tokens, how many of them are prefill, and the number `sampled`. Also the pairs of
+        a token and a token that it attends to, and the positions whose KV is read."""
         tokens, context, decodes = int(self.count.sum()), int((self.position + self.count).sum()), self.decodes
         if tokens == len(self.count):
             return StepSize(tokens, tokens - decodes, sampled, context, context)

@@ -32,8 +32,9 @@ class MoveManager:
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> None:
-        """Begin a move. If it is impossible, or the KV transfer agent refuses it, it is reported as failed. The pages
-        that it should have filled are then marked as failed or empty, and sequences recompute them."""
+        """Hand a move to the KV transfer agent. A load or pull marks its pages as pending, an export is registered for
+        offers. If the move is impossible or the agent refuses it, it is reported as failed at once. Pages that it
+        should have filled then count as failed or empty, and sequences recompute them."""
         possible = self._is_possible(move)
         if possible and move.kind in POOL_FILLING:
             self._residents.states.expect(move.device_page)
@@ -49,8 +50,8 @@ class MoveManager:
         self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
 
     def end_early(self, move_id: int) -> None:
-        """End a move that the scheduler no longer needs; its result is reported as usual. A move that has ended already
-        is ignored."""
+        """Have the KV transfer agent end a move that the scheduler no longer needs; its result is reported as usual. A
+        move that has ended already is ignored."""
         if move_id in self._open:
             self._transfer_agent.end_move(move_id)
 
@@ -83,7 +84,8 @@ class MoveManager:
         self._exports.check_integrity()
 
     def _is_possible(self, move: PageMove) -> bool:
-        """Whether the move is new and well-formed, and its pages are in a state that allows a move of its kind."""
+        """Whether the move can begin. It must be new, of KV group 0, with one hash per page, and of a known kind; its
+        pages must be in a state that allows this kind, as ResidentSlots says."""
         if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
             return False
         residents, pages = self._residents, move.device_page

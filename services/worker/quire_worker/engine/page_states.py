@@ -47,15 +47,16 @@ class PageStates:
         return len(self.ready)
 
     def claim(self, pages: Int32, slot: int | Int32) -> None:
-        """Make a slot the writer of these pages, which count as empty from now on. `slot` is one slot for all pages, or
-        an array with one slot for each page."""
+        """Make a slot the writer of these pages, which count as empty and not failed from now on. `slot` is one slot
+        for all pages, or an array with one slot for each page."""
         self.ready[pages] = 0
         self.failed[pages] = False
         self.writer[pages] = slot
 
     def release(self, pages: Int32, slot: int, *, running: bool) -> None:
-        """Remove a leaving slot from the holders and writers of its pages. The positions that it filled stay filled; no
-        slot will fill the rest. If another slot holds such an unfinished page, `setbacks` rises."""
+        """Remove a slot that leaves from the holders, running holders (if it is `running`) and writers of its pages.
+        The positions that it filled stay filled; no slot will fill the rest. If another slot holds such an unfinished
+        page, `setbacks` rises."""
         self.refs[pages] -= 1
         if running:
             self.running[pages] -= 1

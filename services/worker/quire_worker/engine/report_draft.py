@@ -39,7 +39,8 @@ class ReportDraft:
         return self._errors[0][0] if self._errors else None
 
     def take_errors(self, applied: int) -> list[tuple[int, QuireError]]:
-        """Remove and return the errors, by slot, that belong to the Grant `applied`."""
+        """Remove and return the errors, each with its slot, that belong to the Grant `applied`; errors of other Grants
+        stay."""
         mine = [(slot, error) for grant, slot, error in self._errors if grant == applied]
         self._errors = [entry for entry in self._errors if entry[0] != applied]
         return mine
@@ -79,7 +80,7 @@ class StepRows:
     scores: list[PromptLogprobs] = field(default_factory=list)
 
     def report(self, epoch: Epoch, step: int, applied: int, timing: StepTiming) -> Report:
-        """The rows as a Report of one step."""
+        """Return a Report of one step with these rows. `applied` is the Grant that was applied at the step's launch."""
         return Report(
             epoch=epoch,
             first_step=step,

@@ -52,9 +52,10 @@ class ResidentSlots:
         return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE
 
     def start(self, start: Start) -> None:
-        """Put a sequence into its slot. The slot runs at once or waits for its cached range; it becomes the writer of
-        the other pages. Raises the slot's QuireError if the Start is impossible or another slot or a move uses a page;
-        the slot is then idle."""
+        """Put a sequence into its slot, and start its grammar, if any. Without a cached range the slot runs at once,
+        else it waits until the range is ready. It becomes the writer of all pages that the cached range does not fill.
+        Raises the slot's QuireError if the Start is impossible, or another slot or a move uses a page; the slot is then
+        idle."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -151,7 +152,8 @@ class ResidentSlots:
         self.table.computed[slots] -= positions
 
     def stop(self, slot: int) -> None:
-        """End a held slot because the scheduler has stopped it. Rows of it that are in flight are still reported."""
+        """End a held slot because the scheduler has stopped it. If steps of it are in flight, its slot generation
+        counts as late, so that their rows are still reported."""
         last_step = int(self.table.last_step[slot])
         if last_step > self.settled:
             self._late[int(self.table.slot_generation[slot])] = last_step
@@ -171,8 +173,9 @@ class ResidentSlots:
             self._late = {slot_generation: step for slot_generation, step in self._late.items() if step > self.settled}
 
     def end(self, slot: int, finish: Finish | None) -> None:
-        """End a held slot: release its pages, clear its columns, and give the observer its trace. Slots that wait for
-        pages which it was to fill find these lost."""
+        """End a held slot: release its pages, clear its columns, end its grammar, and give the observer its trace, with
+        `finish` (None: stopped). Its pages stay busy until its steps in flight have ended. Slots that wait for pages
+        which it was to fill find these lost."""
         table = self.table
         if table.last_step[slot] > self.settled:
             self.states.busy_until[table.pages(slot)] = table.last_step[slot]
@@ -233,9 +236,9 @@ class ResidentSlots:
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
     def can_load(self, pages: Int32) -> bool:
-        """Whether a move may write these pages. No other slot or move may be going to write them, and no running slot
-        or other worker may read them. One exception: a waiting slot may be the writer of the page in which its cached
-        range ends."""
+        """Whether a move may write these pages. Each must be in the pool and named once. No other slot, move or step in
+        flight may be going to write them, and no running slot or other worker may read them. One exception: a waiting
+        slot may be the writer of the page in which its cached range ends."""
         states, table = self.states, self.table
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.exported[pages].any():
             return False
@@ -272,7 +275,8 @@ class ResidentSlots:
         self._late.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal INTEGRITY if the columns of slots and pages contradict each other."""
+        """Recompute page holders from the slots' tables, and compare; check positions, lengths, writers, watermarks and
+        waiting slots. Raises Internal INTEGRITY if the columns of slots and pages contradict each other."""
         table, states = self.table, self.states
         held = np.flatnonzero(table.state).tolist()
         refs, running = np.zeros_like(states.refs), np.zeros_like(states.running)
@@ -327,7 +331,8 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _page_taken_error() -> QuireError:
-    """For a Grant by which a slot would write a page that others may still write or read."""
+    """Return the error PAGE_TAKEN, for a Grant by which a slot would write a page that others may still write or
+    read."""
     return FailedPrecondition(
         "PAGE_TAKEN",
         "The slot was granted a page that another slot, a move or a step in flight may still write, or that is lent.",

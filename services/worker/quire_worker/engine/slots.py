@@ -112,7 +112,8 @@ class SlotTable:
         return np.minimum(self.limit, self.num_pages * self.page_size)
 
     def by_key(self) -> NDArray[np.intp]:
-        """Slots that hold a sequence, lowest order key first, then lowest slot; kept until a slot starts or ends."""
+        """Return the slots that hold a sequence, lowest order key first, then lowest slot. The array is kept until a
+        slot starts or ends."""
         if self._by_key is None:
             held = np.flatnonzero(self.state)
             self._by_key = held[np.argsort(self.order_key[held], kind="stable")]
@@ -139,8 +140,8 @@ class SlotTable:
         return int(np.count_nonzero(self.state))
 
     def fill(self, start: Start, stop_ids: tuple[int, ...], now_ns: int) -> None:
-        """Write a checked Start into the columns of its idle slot. The slot becomes WAITING and gets a new slot
-        generation."""
+        """Write a checked Start into the columns of its idle slot: tokens, lengths, limits, pages, sampling, stop ids
+        and logits processor state. The slot becomes WAITING and gets a new slot generation."""
         slot, sequence = start.slot, start.sequence
         prompt, known = len(sequence.prompt_ids), sequence.known_len
         stop, sampling = sequence.stop, sequence.sampling
@@ -174,7 +175,8 @@ class SlotTable:
         self._changed()
 
     def constrain(self, slot: int, constraint: RowConstraint) -> None:
-        """Give a grammar to a slot that was filled. The grammar's masks come later."""
+        """Give a grammar to a slot that was filled. From now on the slot awaits the grammar's first mask, and tries no
+        drafts."""
         self.constraints[slot] = constraint
         self.constrained[slot] = self.awaits_mask[slot] = True
         self.tries_drafts[slot] = False

@@ -37,8 +37,9 @@ class StepBuilder:
         self._fixed: _Fixed | None = None
 
     def build(self, schedule: StepSchedule) -> StepBatch:
-        """Gather the schedule's StepBatch from the slots' columns. The arrays are copies, since the table may change
-        while the step runs."""
+        """Return the StepBatch for a schedule: tokens, positions, page tables, sampling and stop columns of its slots,
+        blocked stop ids, grammars and prompt scores. Tokens of decode rows are 0, since the device fills them in. The
+        arrays are copies, since the table may change while the step runs."""
         table, slots, count, decodes = self._table, schedule.slot, schedule.count, schedule.decodes
         fixed = self._gather(slots)
         position = table.computed[slots]
@@ -73,8 +74,8 @@ class StepBuilder:
         )
 
     def _gather(self, slots: Int32) -> _Fixed:
-        """Gather the columns that the slots' starts have fixed. While the same slots run and no slot has started or
-        ended, returns the columns of the last call."""
+        """Return the columns that the slots' starts have fixed. While the same slots run and no slot has started or
+        ended, these are the columns of the last call."""
         table, fixed = self._table, self._fixed
         if fixed is None or fixed.version != table.version or not np.array_equal(fixed.slot, slots):
             fixed = self._fixed = _Fixed(
@@ -99,8 +100,8 @@ class StepBuilder:
         return fixed
 
     def _scores(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> dict[int, PromptScores]:
-        """By row, the prompt tokens whose logprobs this step's chunk brings, for sequences that ask for prompt
-        logprobs."""
+        """Return, by row, the prompt tokens whose logprobs this step's prefill chunk brings, and the number of
+        alternatives. Only sequences that ask for prompt logprobs have an entry, and only if the chunk brings any."""
         table, found = self._table, {}
         for row in np.flatnonzero(table.scored[slots]).tolist():
             slot, first = slots[row], position[row] + 1
@@ -110,26 +111,27 @@ class StepBuilder:
         return found
 
     def _controls(self, slots: Int32) -> dict[int, LogitsState]:
-        """By row, the logits processor states of those sequences that have one."""
+        """Return, by row, the logits processor states of those sequences that have one."""
         rows = np.flatnonzero(self._table.controlled[slots]).tolist()
         found = ((row, self._table.controls[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
     def _constraints(self, slots: Int32) -> dict[int, RowConstraint]:
-        """By row, the grammars of those sequences that have one."""
+        """Return, by row, the grammars of those sequences that have one."""
         rows = np.flatnonzero(self._table.constrained[slots]).tolist()
         found = ((row, self._table.constraints[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
     def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int, rows: int) -> Int64:
-        """The token ids of a step. The first `rows` belong to decoding sequences and are 0, since the device fills them
-        in; the token ids of prefill chunks follow."""
+        """Return the token ids of a step, all rows in one array. The first `rows` belong to decoding sequences and are
+        0, since the device fills them in; the token ids of prefill chunks follow."""
         chunks = zip(slots[decodes:].tolist(), position[decodes:].tolist(), end[decodes:].tolist(), strict=True)
         known = [self._table.token[slot, first:last] for slot, first, last in chunks]
         return np.concatenate([np.zeros(rows, np.int64), *known])
 
     def _blocked_ids(self, fixed: _Fixed, sample: Bool, end: Int32) -> dict[int, Int32]:
-        """Row -> ids that may not be sampled: stop ids of rows that have not reached min_tokens."""
+        """Return row -> ids that may not be sampled: the stop ids of rows whose sampled token comes before min_tokens.
+        `end` has the position of that token."""
         if not fixed.early:
             return {}
         early = sample & (end < fixed.min_len)
@@ -159,8 +161,8 @@ class _Fixed:
 
 
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
-    """Return the part of a step that concerns the sequences `keep`, for a Runner. Columns that only a device reads are
-    left out."""
+    """Return the part of a step that concerns the sequences with the indices `keep`, renumbered from 0, for a Runner.
+    Columns that only a device reads are left out."""
     first = np.concatenate([[0], np.cumsum(batch.count)])
     columns = {
         field.name: getattr(batch, field.name)[keep]

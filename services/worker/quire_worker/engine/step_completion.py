@@ -79,7 +79,8 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
 
 
 def _one_token_each(residents: ResidentSlots, outcome: StepOutcome) -> bool:
-    """Whether each row tried and sampled one token, and no token may be the first of its sequence."""
+    """Whether each row sampled exactly one token, and no token may be the first of its sequence. False also while any
+    sequence still awaits its first token."""
     if residents.awaiting_first_token:
         return False
     return outcome.one_token_each or (outcome.token.shape[1] == 1 and int(outcome.token.min()) >= 0)

@@ -49,8 +49,9 @@ class StepRunner:
         self._ended_ns = time.perf_counter_ns()
 
     def run(self, batch: StepBatch) -> StepOutcome:
-        """Run a step: feed tokens back, propose drafts, run the model, and keep what the stop rule says. If the runner
-        raises, only the sequences that cause this fail; the error is returned in the outcome."""
+        """Run a step: write the last sampled tokens into decode rows, propose drafts, run the model, and keep what the
+        stop rule says. If the runner raises, only the sequences that cause this fail; their errors are in the outcome.
+        Kept tokens are remembered for the next step, and those of sequences with grammars go to the matcher."""
         waited_ns = time.perf_counter_ns() - self._ended_ns
         self._feed(batch)
         if batch.constraints or not self._one_token_each:
@@ -82,7 +83,8 @@ class StepRunner:
         )
 
     def _feed(self, batch: StepBatch) -> None:
-        """Write the last token of each fed row's slot into the batch."""
+        """Write the last token of each fed row's slot into the first token of the row. The columns by slot grow for
+        slots that are new."""
         slots = int(batch.slot.max()) + 1
         if slots > len(self._last_token):
             more = slots - len(self._last_token)
@@ -95,8 +97,9 @@ class StepRunner:
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
 
     def _resolve(self, batch: StepBatch) -> None:
-        """Write the right positions of fed rows into the batch. They also decide which sequences end by length, and
-        whose stop ids are still blocked by min_len."""
+        """Write the right positions of fed rows into the batch, since held rows and wrong drafts make the engine's
+        positions too high. Recompute from them which sequences end by length, and whose stop ids are still blocked by
+        min_tokens."""
         held_before = batch.fed
         if self._one_token_each:  # only rows with a grammar may have been held
             held_before = np.zeros(len(batch.slot), np.bool_)
@@ -122,8 +125,8 @@ class StepRunner:
         return held
 
     def _remember(self, batch: StepBatch, kept: KeptTokens) -> None:
-        """Note the last known token of each slot, and its position. If the sequence kept no token, this is the last
-        token that the step computed, drafts not included."""
+        """Note the last known token of each slot, and its position, for its next decode row. If the sequence kept no
+        token, this is the last token that the step computed, drafts not included."""
         if self._one_token_each and not batch.constraints:
             self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
             return
@@ -138,7 +141,8 @@ class StepRunner:
 
 
 def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
-    """Send the tokens that sequences with grammars keep to the matcher, except for those that finish."""
+    """Send the tokens that sequences with grammars keep to the matcher, one message per mask source. Sequences that
+    finish, or keep no token, are left out."""
     if not batch.constraints:
         return
     rows = list(batch.constraints)
@@ -154,7 +158,7 @@ def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
 
 
 def _put_drafts(batch: StepBatch, proposed: Int32) -> None:
-    """Write the proposed tokens into the batch's rows."""
+    """Write the proposed tokens [S, drafts] into the batch's rows, after the token of each row."""
     drafts = batch.drafts
     sequence = np.arange(len(drafts)).repeat(drafts)
     nth = np.arange(len(sequence)) - (np.cumsum(drafts) - drafts)[sequence]
@@ -190,8 +194,8 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
-    """The output of the sequences `ran`, with tokens and scores by sequence of the whole batch. `token_index` is the
-    index in these tokens; other sequences have the token -1. Tokens are [S], or [S, W] if the batch has drafts."""
+    """Return the output of the sequences `ran`, with tokens and scores by sequence of the whole batch. `token_index` is
+    the index in these tokens; other sequences have the token -1. Tokens are [S], or [S, W] if the batch has drafts."""
     count = len(batch.count)
     if len(output.token) == count and not len(batch.drafts):
         return output
@@ -215,8 +219,8 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
 def _by_sequence(
     batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError], held: Bool | None
 ) -> tuple[Int32, bool]:
-    """Tokens [S, W] by sequence, negative if none was sampled, and whether each sequence has a token. Adds to `failed`
-    the sequences that could not sample, for example because of NaN logits, unless they are held."""
+    """Return tokens [S, W] by sequence, negative if none was sampled, and whether each sequence has a token. Adds to
+    `failed` the sequences that could not sample, for example because of NaN logits, unless they are held."""
     if output is None:
         return np.full((len(batch.count), 1), -1, np.int32), False
     token: Int32 = output.token.astype(np.int32, copy=False).reshape(len(batch.count), -1)
@@ -241,14 +245,14 @@ def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
 
 
 def as_slot_error(error: Exception) -> QuireError:
-    """The error of a sequence whose step raised."""
+    """Return the error of a sequence whose step raised: a QuireError itself, or else Internal STEP_FAILED."""
     if isinstance(error, QuireError):
         return error
     return Internal("STEP_FAILED", "The model failed to run this sequence.", "Retry; see the worker's log.")
 
 
 def nan_logits() -> QuireError:
-    """The error of a sequence whose logits are no numbers."""
+    """Return the error NAN_LOGITS of a sequence whose logits are no numbers."""
     return Internal(
         "NAN_LOGITS",
         "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
@@ -257,7 +261,8 @@ def nan_logits() -> QuireError:
 
 
 def nothing_left() -> QuireError:
-    """The error of a sequence that forbids itself every token, or makes a token infinitely likely."""
+    """Return the error NO_TOKEN_LEFT of a sequence that forbids itself every token, or makes a token infinitely
+    likely."""
     return InvalidArgument(
         "NO_TOKEN_LEFT",
         "allowed_token_ids, bad_words, logit_bias, penalties, logits_processors, min_tokens and the grammar of this "

@@ -64,8 +64,10 @@ class StepSchedule:
 
 
 def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens: int = 1) -> StepSchedule:
-    """Choose the slots of the next step and the positions of each: decode rows by order key, of up to `row_tokens`
-    positions, and prefill chunks as the budget allows. The schedule is empty if no slot can run."""
+    """Choose the slots of the next step and the positions of each, within credit and budget. At most `max_num_seqs`
+    decode rows come first, by order key; prefill chunks follow in the scheduler's order. Tokens left over are shared
+    evenly as drafts among the decode rows that may have them, up to `row_tokens` positions per row. The schedule is
+    empty if no slot can run."""
     most = np.minimum(view.ceiling, view.bound)
     able = view.runnable & (view.computed < most)
     decode = view.by_key[(able & view.decoding)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
@@ -89,8 +91,8 @@ def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens:
 
 
 def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
-    """Slots that cannot run only because they lack credit or pages. A sequence beyond the first `max_num_seqs` that
-    decode is left out: it waits for a decode row."""
+    """Return the slots that cannot run only because they have computed up to their limit or the end of their pages. A
+    sequence beyond the first `max_num_seqs` that decode is left out: it waits for a decode row."""
     unended = view.runnable & (view.computed < view.bound)
     stalled = unended & (view.computed >= view.ceiling)
     if not stalled.any():
@@ -103,8 +105,10 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
 def _prefill_chunks(
     view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
 ) -> tuple[Int32, Int32]:
-    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens and within the
-    budget's limits on chunks and prompt logprobs. Returns the slots and their numbers of tokens."""
+    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens. A chunk ends at
+    the prompt, the slot's credit or the chunk cap. At most `partial_prefills` chunks leave their prompt unfinished, and
+    prompt logprobs stay within MAX_SCORE_BYTES; candidates that do not fit are passed over. Returns the slots and their
+    numbers of tokens."""
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
     slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():

@@ -90,10 +90,11 @@ class WaitingSlots:
                 return
 
     def check_slot(self, slot: int) -> QuireError | None:
-        """Let a waiting slot run if its cached range is ready. Returns PAGES_LOST if no slot or move will fill a page
-        that the slot needs, and None if the slot runs or still waits.
+        """Judge a waiting slot. If its cached range is ready, the slot runs. Returns PAGES_LOST if no slot or move will
+        fill a page that the slot needs, and None if the slot runs or still waits.
 
-        If a move failed and no other slot holds its pages, the slot runs and fills them itself.
+        There is one exception: if failed moves alone left pages short, and no other slot holds the pages from the first
+        of these on, the slot runs and fills them itself. Its cached range is cut before them.
         """
         table, states, size = self._table, self._states, self._states.page_size
         cached = int(table.computed[slot])
@@ -126,7 +127,8 @@ class WaitingSlots:
         return None
 
     def _in_order(self) -> NDArray[np.intp]:
-        """The waiting slots, highest order key first, then highest slot."""
+        """Return the waiting slots, highest order key first, then highest slot. The order is kept until a slot is added
+        or removed."""
         if self._order is None:
             slots = np.fromiter(self._slots, np.intp, len(self._slots))
             self._order = slots[np.lexsort((slots, self._table.order_key[slots]))][::-1]
@@ -158,7 +160,8 @@ class _Gates:
 
 
 def _pages_lost() -> QuireError:
-    """The error of a slot that waited for pages whose writer or move ended before they were filled."""
+    """Return the error PAGES_LOST, of a slot that waited for pages whose writer or move ended before they were
+    filled."""
     return Unavailable(
         "PAGES_LOST",
         "The slot waited for pages that another sequence or a move was filling, and that ended before it did.",

@@ -40,8 +40,8 @@ class ReportBundle:
         return len(self._reports)
 
     def has_room_for(self, report: Report) -> bool:
-        """Whether the Report may be merged with those in the bundle. They must have the same epoch, no errors, and
-        prefill progress of only one Grant, and must stay within the limits of size."""
+        """Whether the Report may be merged with those in the bundle; always, if the bundle is empty. They must have the
+        same epoch, no errors, and prefill progress of only one Grant. At most 64 Reports or 1 MiB go together."""
         if not self._reports:
             return True
         last = self._reports[-1]
@@ -52,7 +52,7 @@ class ReportBundle:
         return not (self._prefills or len(report.prefill_slot)) or len(self._grants | _grants(report)) <= 1
 
     def add(self, report: Report) -> None:
-        """Append a Report to the bundle."""
+        """Append a Report to the bundle, without a check."""
         self._reports.append(report)
         self._bytes += size_of(report)
         self._grants |= _grants(report)
@@ -66,7 +66,7 @@ class ReportBundle:
 
 
 def size_of(report: Report) -> int:
-    """Estimate the bytes of a Report's columns."""
+    """Estimate the bytes of a Report's columns: steps, rows, prefill progress and logprobs."""
     tops = 0 if report.logprobs is None else 16 * len(report.logprobs) + 8 * len(report.logprobs.top_id)
     tops += sum(16 * len(c.logprobs) + 8 * len(c.logprobs.top_id) for c in report.prompt_logprobs)
     return 64 * report.steps + 16 * len(report.slot) + 8 * len(report.prefill_slot) + tops

@@ -100,9 +100,9 @@ class RunLoop:
         self._thread.start()
 
     def attach(self) -> Session:
-        """Return a session for a new scheduler. The model thread first tells the former scheduler that it was replaced,
-        then sends the hello as the new session's first frame. After the loop has ended, the session is closed with
-        WORKER_STOPPED."""
+        """Return a session for a new scheduler, at once. The model thread then ends the run of the former scheduler,
+        which gets SCHEDULER_REPLACED, and sends the hello as the new session's first frame. After the loop has ended,
+        the session is closed with WORKER_STOPPED."""
         session = Session()
         with self._ending:
             if self._ended:
@@ -113,8 +113,8 @@ class RunLoop:
         return session
 
     def granted(self, session: Session, grant: Grant, arrival_us: int) -> None:
-        """Queue a session's Grant for the model thread; ignored if the session is no longer attached. Blocks while too
-        many Grants wait to be applied."""
+        """Queue a session's Grant for the model thread, with its time of arrival. It is ignored if the session is no
+        longer attached. Blocks while 64 Grants wait to be applied."""
         if session.wait_for_room():
             self._inbox.put(_Granted(session, grant, arrival_us))
 
@@ -137,8 +137,8 @@ class RunLoop:
         return self._vacant.wait(timeout_s)
 
     def close(self) -> None:
-        """Stop the model thread, which closes the session, and wait for the thread. If it has not ended after
-        CLOSE_LIMIT_S, this call closes the session itself."""
+        """Stop the model thread, which closes the session and those in the inbox with WORKER_STOPPED, and wait for the
+        thread. If it has not ended after CLOSE_LIMIT_S, this call closes the session itself."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join(CLOSE_LIMIT_S)
@@ -147,8 +147,9 @@ class RunLoop:
             session.close(_stopped())
 
     def _main(self) -> None:
-        """Run the engine and handle the inbox, on the model thread, until `close`. An exception is passed to
-        `on_fatal`. At the end, the session and all sessions still in the inbox are closed."""
+        """Run the engine and handle the inbox, on the model thread, until `close`. An exception ends the loop; it is
+        logged and passed to `on_fatal`. At the end, the session and all sessions still in the inbox are closed with
+        WORKER_STOPPED."""
         try:
             while self._drain_inbox(wait=self._run_once()):
                 pass
@@ -203,15 +204,15 @@ class RunLoop:
             return True
 
     def _let_prepare(self) -> float | None:
-        """Let the device do some of its deferred work, unless steps are in flight. Returns the seconds to wait before
-        the next call, or None if no work is left."""
+        """Let the device do some of its deferred work, unless steps are in flight. Returns the seconds for which the
+        inbox must be empty before the next call, or None if no work is left."""
         if self._engine.in_flight:
             return QUIET_S
         return 0.0 if self._engine.prepare() else None
 
     def _handle(self, item: _Item) -> None:
-        """Handle one item of the inbox: apply a Grant of the attached session, drain, attach a session in place of the
-        present one, or detach it."""
+        """Handle one item of the inbox: apply a Grant, drain, attach a session in place of the present one, or detach
+        it. Grants and detachments of a session that is not attached are ignored."""
         if isinstance(item, _Granted):
             item.session.applied()
             if item.session is self._session:
@@ -228,7 +229,7 @@ class RunLoop:
             self._abort_session(item.error)
 
     def _apply(self, item: _Granted) -> None:
-        """Apply a Grant to the engine; an error ends the session."""
+        """Apply a Grant to the engine. The worker no longer counts as vacant. An error ends the session and the run."""
         self._vacant.clear()
         try:
             self._engine.apply(item.grant, item.arrival_us)
@@ -252,7 +253,8 @@ class RunLoop:
             self._session = None
 
     def _refuse_remaining(self) -> None:
-        """Close the sessions that still wait in the inbox, and refuse later ones: the model thread is gone."""
+        """Close the sessions that still wait in the inbox with WORKER_STOPPED, and have `attach` refuse later ones: the
+        model thread is gone."""
         with self._ending:
             self._ended = True
         try:

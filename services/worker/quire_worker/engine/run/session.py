@@ -78,8 +78,9 @@ class Session:
         self._room.release()
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
-        """Yield the hello, then Reports, merged if they follow closely, and heartbeats while there are none; waits
-        between them. Ends when the session is closed, or raises the QuireError with which it was closed."""
+        """Yield the frames for the scheduler, and block between them: the hello, then Reports. Reports that follow
+        within 1 ms are merged. Without any for 0.25 s, a heartbeat comes. Ends when the session is closed, or raises
+        the QuireError with which it was closed."""
         bundle = ReportBundle()
         said: Report | None = None
         sent_s = clock() - REPORT_INTERVAL_S
@@ -106,7 +107,8 @@ class Session:
                 yield _heartbeat(said)
 
     def _next(self, timeout_s: float | None) -> WorkerHello | Report | Flush | Closed:
-        """Wait for the next outgoing item, for ever if `timeout_s` is None; returns a Flush if none comes in time."""
+        """Wait `timeout_s` seconds for the next outgoing item, without limit if that is None; returns a Flush if none
+        comes in time."""
         try:
             if timeout_s is None:
                 return self.outgoing.get()
@@ -118,7 +120,7 @@ class Session:
 
 
 def _heartbeat(said: Report) -> Report:
-    """A Report without content that repeats the acknowledgement and the counts of the last one."""
+    """Return a Report without content that repeats the acknowledgement and the counts of the last one."""
     return Report(
         epoch=said.epoch,
         first_step=said.first_step + said.steps,
