@@ -73,7 +73,8 @@ class LoadWatch:
                 return
 
     def wait_heard(self, timeout_s: float) -> bool:
-        """Wait until a watcher has received the final state; returns whether one has within `timeout_s`."""
+        """Wait until a watcher has received the final state and asked for the next one. Returns False if that takes
+        longer than `timeout_s`."""
         return self._heard.wait(timeout_s)
 
     def _set(self, state: LoadState) -> None:

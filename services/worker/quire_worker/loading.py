@@ -49,7 +49,8 @@ class LoadedModel:
 def load_model(
     folder: str | Path, options: LoadOptions | None = None, progress: Progress = lambda *_: None
 ) -> LoadedModel:
-    """Load a Hugging Face folder or a GGUF file for the CPU.
+    """Load a Hugging Face folder or a GGUF file for the CPU: weights, a KV pool of the options' bytes, and the ops.
+    `progress` gets each phase.
 
     Raises ConfigError or Unsupported, with the cause and the fix. The caller must set the number of torch threads
     before. If torch computes layers, the number must not change afterwards (see SharingRunner).
@@ -85,8 +86,9 @@ def load_model(
 
 
 def find_source(folder: str | Path, options: LoadOptions, progress: Progress) -> FamilySource | TransformersSource:
-    """Read the config of a model folder or GGUF file, for the implementation that `model_impl` names. `auto` is a
-    family of Quire's own if there is one, else the Transformers backend. Raises ConfigError or Unsupported."""
+    """Read the config of a model folder or GGUF file, for the implementation that `model_impl` names; no weights are
+    read. `auto` is a family of Quire's own if there is one or the file is GGUF, else the Transformers backend. Raises
+    ConfigError or Unsupported."""
     opened = open_model(folder, options, progress)
     impl = options.model_impl
     if impl == "auto":

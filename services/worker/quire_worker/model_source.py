@@ -64,9 +64,9 @@ def load_configured(
     progress: Callable[[str, int, int], None],
     show: Callable[[StepDecoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
-    """Import torch, set its number of threads, and load the configured model on a GPU or the CPU. `progress` gets phase
-    and bytes; `show` is called with the decoder and its pages (as in Ops.plan), before any device is made. Raises
-    ConfigError or Unsupported with the cause."""
+    """Import torch, set its number of threads, and load the configured model. It goes on a GPU if --device is cuda, or
+    auto and torch finds one; else on the CPU. `progress` gets phase and bytes. `show` is called with the decoder and
+    its pages (as in Ops.plan), before any device is made. Raises ConfigError or Unsupported with the cause."""
     _check(config)
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
@@ -214,8 +214,8 @@ def model_info(
     defaults: SamplingDefaults = (),
     further: tuple[str, ...] = (),
 ) -> ModelInfo:
-    """Describe a loaded model as the ModelInfo that schedulers get, with a capability for each logits processor, and
-    `further` ones."""
+    """Return the ModelInfo of a loaded model, which schedulers get. Its capabilities are the model's own, one for each
+    logits processor, and the `further` ones."""
     facts = loaded.facts
     return ModelInfo(
         name=name,
@@ -251,7 +251,7 @@ def _check(config: WorkerConfig) -> None:
 
 
 def _check_promise(config: WorkerConfig, loaded: loading.LoadedModel | LoadedCudaModel) -> None:
-    """Raise Unsupported where --batch-invariant asks for what the loaded model does not promise."""
+    """Raise Unsupported if --batch-invariant is given and the loaded model's bits depend on the batch."""
     if config.batch_invariant and "batch_invariant" not in loaded.facts.capabilities:
         raise Unsupported(
             "NOT_BATCH_INVARIANT",

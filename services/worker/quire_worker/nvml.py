@@ -39,8 +39,8 @@ class GpuCollector:
 
     @classmethod
     def open(cls, uuid: str, library: Any = None) -> GpuCollector | None:
-        """Return the collector of the GPU with this UUID, as printed by `nvidia-smi -L`; None if NVML does not know it.
-        Tests pass another `library` than the driver's."""
+        """Return the collector of the GPU with this UUID, as printed by `nvidia-smi -L`. None if NVML is not there,
+        does not start, or does not know the GPU. Tests pass another `library` than the driver's."""
         try:
             library = ctypes.CDLL(_LIBRARY) if library is None else library
         except OSError:
@@ -53,7 +53,7 @@ class GpuCollector:
         return cls(library, handle)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield a gauge for each figure."""
+        """Ask NVML, and yield a gauge for each figure that it answers: utilization, memory used and in all, power."""
         utilization, memory, milliwatts = _Utilization(), _Memory(), ctypes.c_uint()
         if self._asked("nvmlDeviceGetUtilizationRates", utilization):
             yield _gauge("utilization_ratio", "Share of the time in which any kernel ran", utilization.gpu / 100)
@@ -69,7 +69,8 @@ class GpuCollector:
 
 
 def show_gpu() -> None:
-    """Tell of the present CUDA device from now on, if there is NVML."""
+    """Register metrics of the present CUDA device, which are read from NVML. Without NVML, only logs that there are
+    none."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

@@ -49,8 +49,8 @@ class WorkerObserver:
         self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
 
     def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
-        """Update the metrics after a step: its time, tokens and work, and how many sequences have a decode row
-        (`running`) or are started beyond these (`spare`)."""
+        """Update the metrics after a step: its times (microseconds), tokens and work, and how many sequences have a
+        decode row (`running`) or are started beyond these (`spare`)."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
         self._busy_seconds.inc((timing.forward + timing.sample + timing.copy) / 1e6)
@@ -64,8 +64,8 @@ class WorkerObserver:
         self._spare.set(spare)
 
     def slot_ended(self, trace: SlotTrace) -> None:
-        """Record two spans under the request's own span: prefill, from start to first token, and decode. Does nothing
-        if tracing is off. An error is logged and not raised."""
+        """Record two spans of a sequence that has ended, under the request's own span: prefill, from start to first
+        token, and decode. Does nothing if tracing is off. An error is logged and not raised."""
         if not tracing.enabled():
             return
         try:

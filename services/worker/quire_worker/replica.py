@@ -158,14 +158,14 @@ class Replica:
 
 
 def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherPool | None:
-    """Make the engine's side of the matcher, for a model whose capabilities have structured output."""
+    """Return the engine's side of the matcher processes; None if the model's capabilities lack structured output."""
     if STRUCTURED_OUTPUT not in loaded.info.capabilities:
         return None
     return make_matcher(config, loaded.model_path, loaded.info, loaded.device)
 
 
 def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:
-    """Make the KV transfer agent for pages of other workers, whose process starts when it is needed. Advertises the
+    """Return the KV transfer agent for pages of other workers, whose process starts when it is needed. Advertises the
     pool's GPU memory to workers of this host if it can be shared."""
     shares = listeners.advertise_memory(loaded.memory)
     setup = AgentSetup.of(
@@ -182,8 +182,9 @@ def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListen
 def _make_transfer_agents(
     config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners, peers: KvTransferAgent
 ) -> KvTransferAgent:
-    """Join the kvstore's KV transfer agent, started here if a kvstore is configured, and that of other workers into
-    one, which passes each move on by its kind."""
+    """Return one KV transfer agent that passes each move on by its kind. Moves between workers go to `peers`. If a
+    kvstore is configured, its agent is started here and gets loads and stores. Other moves are refused. Raises
+    ConfigError for bad TLS settings."""
     by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(listeners.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move

@@ -48,6 +48,8 @@ class RunStream:
         self._context.add_callback(lambda: self._loop.detach(session))
 
         def read() -> None:
+            """Pass Grants to the model thread until the stream ends, then detach. A Grant that cannot be decoded ends
+            the session with its error, which is logged, unless the scheduler has left."""
             error: QuireError | None = None
             try:
                 for message in self._requests:
@@ -69,8 +71,9 @@ class RunStream:
             self._loop.detach(session)
 
     def _greet(self) -> None:
-        """Read the scheduler's hello; the call is cancelled if none comes within HELLO_LIMIT_S. Raises InvalidArgument
-        for another first frame. Prepares for peers if the hello announces them."""
+        """Read and check the scheduler's hello, and start the peers' transfer agent if the hello announces moves
+        between workers. The call is cancelled if none comes within HELLO_LIMIT_S. Raises InvalidArgument for another
+        first frame, or none, and FailedPrecondition for another protocol version."""
         limit = threading.Timer(HELLO_LIMIT_S, self._context.cancel)
         limit.daemon = True
         limit.start()

@@ -35,8 +35,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute all rows and write their keys and values. Sample a token for each sequence with `sample`, and one for
-        each of its drafts."""
+        """Compute all rows, write their keys and values, and sample a token for each sequence with `sample`, and one
+        for each of its drafts. Masks of grammars are fetched just before; a sequence without its mask is reported as
+        held. Logprobs and prompt scores are computed if asked for."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
         samples = samples_of(batch)
@@ -64,7 +65,8 @@ class ModelRunner:
         return self._logits(hidden, np.arange(batch.token.size))
 
     def _forward(self, batch: StepBatch) -> tuple[Tensor, int]:
-        """Return the hidden rows, and the time at which preparation ended."""
+        """Zero the pages that the step begins, pad the rows, and run the decoder's layers. Returns the hidden rows,
+        padding included, and the `perf_counter_ns` at which preparation ended."""
         ops = self.decoder.ops
         rows = _padded(batch.token.size, ops.row_multiple)
         token = torch.zeros(rows, dtype=torch.int64)
@@ -75,8 +77,8 @@ class ModelRunner:
         return self.decoder.forward(token, self.pool.tensor, plan), prepared
 
     def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
-        """Compute logprobs of prompt tokens. Only a few rows have logits at a time, because each row of logits is as
-        long as the vocabulary."""
+        """Return, by sequence, the logprobs of prompt tokens that `batch.scores` asks for. Only _SCORED_ROWS rows have
+        logits at a time, because each row of logits is as long as the vocabulary."""
         first_row = np.cumsum(batch.count, dtype=np.int64) - batch.count
         found = {}
         for sequence, scores in batch.scores.items():
@@ -93,8 +95,8 @@ class ModelRunner:
         return found
 
     def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
-        """Compute the logits of the given rows. The linear layer sees a padded number of rows; padding repeats the
-        first row."""
+        """Compute the logits [rows, vocabulary] of the given rows. The linear layer sees a padded number of rows;
+        padding repeats the first row and is cut off."""
         index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
         index[: rows.size] = rows
         return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]
@@ -109,7 +111,8 @@ def _padded(count: int, multiple: int) -> int:
 
 
 def _columns(batch: StepBatch, samples: StepSamples, masks: Mapping[int, TokenMask]) -> SamplingColumns:
-    """Return the sampling columns of the samples."""
+    """Return the sampling columns: parameters and positions of each sample, and blocked ids and controls by the row of
+    a sequence's first sample. `masks` are by row already."""
     place: dict[int, int] = {}
     if batch.blocked or batch.controls:
         place = {int(samples.sequence[row]): row for row in np.flatnonzero(samples.nth == 0).tolist()}

@@ -33,7 +33,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._draining = True
 
     def Load(self, request: worker_pb2.LoadRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.LoadProgress]:
-        """Stream how far the load is, up to its end. Raises NotFound for a model that this worker does not serve."""
+        """Stream how far the load is, up to its end or the client's. A load that failed ends with its error in the last
+        message. Raises NotFound for a model that this worker does not serve."""
         if request.model and request.model not in self._names:
             raise _other_model(request.model, self._names)
         for state in self._watch.states(context.is_active):

@@ -129,7 +129,8 @@ class StepSamples(NamedTuple):
 
 
 def samples_of(batch: StepBatch) -> StepSamples:
-    """Return the places of all samples of a step."""
+    """Return the places of all samples of a step. A sequence with `sample` has one at its last row or, with drafts, one
+    at each of its last 1 + drafts rows."""
     sequence = np.flatnonzero(batch.sample)
     row = np.cumsum(batch.count, dtype=np.int64)[sequence] - 1
     sample_position = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)

@@ -30,7 +30,9 @@ class StepWork:
 
     @classmethod
     def of(cls, spec: ArchSpec, pages: PageGeometry, stored_bytes: int) -> StepWork:
-        """Return the work of a model whose weights take `stored_bytes` in all."""
+        """Return the work of a model whose weights take `stored_bytes` in all. Each weight of a layer's linear costs
+        two operations a token, each of the output head two a sample. A pair costs four for each query dimension. An
+        embedding that is not the output head too does not count as read."""
         specs = parameter_specs(spec)
         sizes = {(each.role, each.layer): prod(each.shape) for each in specs}
         linear = sum(

@@ -20,7 +20,8 @@ def page_shape(group: KvGroup, page_size: int) -> tuple[int, int, int, int, int]
 
 
 def kv_group(layers: int, kv_heads: int, head_dim: int, dtype: str, page_size: int) -> KvGroup:
-    """The group of layers that keep all pages of a sequence."""
+    """Return the group of layers that keep all pages of a sequence, with the bytes of a page: `page_size` keys and
+    values of every layer and head. `dtype` is float32, bfloat16 or float8_e4m3fn."""
     page_bytes = kv_heads * layers * 2 * page_size * head_dim * _DTYPE_BYTES[dtype]
     return KvGroup("full", page_bytes, LAYOUT, dtype, layers, kv_heads, head_dim)
 
@@ -32,8 +33,8 @@ def kv_groups(spec: DecoderSpec, page_size: int, dtype: str) -> tuple[KvGroup, .
 
 def page_geometry(spec: DecoderSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
     """Return the page size, KV groups and namespace of a model's pages. The namespace is the first part of a page's
-    key: a sha256 over the model digest, dtype, layout and page size. It never includes the rank. The model digest
-    covers config.json, hence all shapes."""
+    key: a sha256 over architecture, model digest, dtype, layout and page size. It never includes the rank. The model
+    digest covers config.json, hence all shapes."""
     groups = kv_groups(spec, page_size, dtype)
     layout = ";".join(f"{group.name}:{group.layout}" for group in groups)
     return PageGeometry(page_size, groups, namespace_digest(spec.architecture, model_digest, dtype, layout, page_size))

@@ -48,7 +48,8 @@ class PagePool:
 
     @classmethod
     def of_bytes(cls, group: KvGroup, page_size: int, capacity_bytes: int) -> PagePool:
-        """Make a pool of as many pages as fit into `capacity_bytes`, the dummy page included."""
+        """Make a pool of as many pages as fit into `capacity_bytes`, the dummy page included. Raises ConfigError if
+        fewer than 2 fit."""
         return cls(group, page_size, capacity_bytes // group.page_bytes)
 
     def read_page(self, page: int) -> memoryview:
@@ -68,7 +69,7 @@ class PagePool:
         self._view(page)[:] = source
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page over another."""
+        """Copy one page over another. Raises InvalidArgument as `write_page` does."""
         self.write_page(target, self._view(source))
 
     def zero_pages(self, pages: Int32) -> None:
@@ -96,8 +97,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
-    """Return the pages that a step begins but does not fill. The caller must zero them, so that no old values lie after
-    the step's tokens."""
+    """Return the pages that a step begins but does not fill: of each sequence, the last page of its tokens, or none.
+    The caller must zero them, so that no old values lie after the step's tokens."""
     end = position + count
     last = (end - 1) // page_size
     entered = (last * page_size >= position) & (end % page_size != 0)

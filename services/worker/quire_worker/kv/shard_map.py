@@ -91,8 +91,9 @@ class ShardMap:
         return dealt
 
     def _choose(self, index: int, turn: int, given: dict[int, int], at: int) -> tuple[int, int]:
-        """Choose the source rank that supplies the bytes between cut `index` and the next cut. Returns this rank and
-        the offset of the bytes in its part. Raises SHARDS_INCOMPLETE if no rank holds them."""
+        """Choose the source rank that supplies the bytes between cut `index` and the next cut: the one with the fewest
+        bytes in `given`, among equals by `turn`. Returns this rank and the offset of the bytes in its part. Raises
+        SHARDS_INCOMPLETE if no rank holds them; `at` is for its text."""
         holders = self._holders[index]
         if not holders:
             raise InvalidArgument(
@@ -133,8 +134,8 @@ def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardR
 
 
 def _local_offsets(shards: Sequence[ShardRange], page_bytes: int) -> dict[int, list[tuple[int, int, int]]]:
-    """By rank, for each of its ranges: offset in the page, offset in the rank's part, and length. Raises
-    InvalidArgument BAD_SHARDS for ranges that overlap or leave the page."""
+    """Return, by rank, each of its ranges as (offset in the page, offset in the rank's part, length), in the order of
+    the page. Raises InvalidArgument BAD_SHARDS for ranges that overlap or leave the page."""
     parts: dict[int, list[tuple[int, int, int]]] = {}
     for shard in sorted(shards, key=lambda each: (each.rank, each.offset)):
         ranges = parts.setdefault(shard.rank, [])

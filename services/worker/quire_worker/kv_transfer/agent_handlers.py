@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 def kvstore_handlers(connector: KvConnector, context: AgentContext) -> TransferHandlers:
-    """Start the load queue and the store queue of a kvstore's agent process."""
+    """Return the handlers of a kvstore's agent process: a queue of loads, which owns the first half of the ring's
+    slots, and a queue of stores. Each queue starts a thread."""
     loads = LoadQueue(connector, context.ring, context.send, context.setup.load_slots)
     return TransferHandlers(loads, StoreQueue(connector, context.ring, context.send))
 
 
 def peer_handlers(context: AgentContext) -> TransferHandlers:
-    """Start the pulls and exports of a peers' agent process: the port on which peers connect, the gRPC server if one is
-    configured, and NIXL if that is the chosen transport."""
+    """Return the handlers of a peers' agent process: pulls, exports, and the pages that go from pool to pool. Start the
+    port on which peers connect, the gRPC server if an address is configured, and NIXL if that is the chosen
+    transport."""
     if context.setup.peer_transport == PeerNixl.name:
         agents = SharedNixlAgent(context.ring)
         agents.begin()
@@ -50,7 +52,8 @@ class PoolToPool:
 
 
 def make_handlers(context: AgentContext) -> TransferHandlers:
-    """Start the handlers of this process: those of peers, or those of a kvstore, on a channel to it."""
+    """Return the handlers of this process: those of peers if the setup says so, else those of a kvstore, to which a
+    channel is opened."""
     if context.setup.peers:
         return peer_handlers(context)
     return kvstore_handlers(KvStoreConnector.connect(context.setup, context.mac), context)

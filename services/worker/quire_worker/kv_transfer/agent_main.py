@@ -62,8 +62,9 @@ class AgentMain:
             handler.close()
 
     def _handle_frame(self, frame: Frame) -> None:
-        """Pass a frame of the engine to the right handler, or answer a PING. Raises WireError for a kind of frame that
-        the engine never sends."""
+        """Pass a frame of the engine to its handler, or answer a PING by PONG. Moves that fill the pool go to the load
+        handler, other moves to the store handler, cancellations to both. Raises WireError for a kind of frame that the
+        engine never sends, or that needs a direct handler where there is none."""
         load_handler, store_handler, direct_handler = self._handlers
         match frame.kind:
             case AgentFrameKind.MOVE:
@@ -95,8 +96,8 @@ class AgentMain:
 
 
 def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
-    """Run the agent's process: parse its flags, serve frames until the worker closes the socket, and exit. Signals are
-    ignored; an error is logged and makes the exit code 1. Does not return."""
+    """Run the agent's process at a lower priority: parse its flags, serve frames until the worker closes the socket,
+    and exit. Signals are ignored. An error is logged and makes the exit code 1. Does not return."""
     given = parse_descriptors(argv, "python -m quire_worker.kv_transfer", __doc__, LISTENERS)
     os.nice(NICENESS)
     listeners = tuple(fd for name in LISTENERS if (fd := getattr(given, name)) is not None)
@@ -107,8 +108,8 @@ def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
 
 
 def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_handlers: MakeHandlers) -> None:
-    """Read SETUP, set up logging, tracing and the ring, then serve frames until they end. Raises WireError if another
-    frame comes first."""
+    """Read SETUP, set up logging, tracing and the ring, then serve frames until they end. Returns at once if the socket
+    ends before SETUP. Raises WireError if another frame comes first."""
     frames = frames_of(sock, AgentFrameKind)
     payload = read_setup(frames, AgentFrameKind.SETUP)
     if payload is None:

@@ -119,8 +119,8 @@ class AgentProcess:
         copy_bytes: int = COPY_BYTES,
         inherited: Mapping[str, int] | None = None,
     ) -> AgentProcess:
-        """Start a process with a ring of its own and a copier for that ring. A peers' copier is prepared for fetches
-        first."""
+        """Make a ring and a copier for that ring, and return an AgentProcess that starts its process with them. With a
+        peers' setup, the copier is first prepared for fetches; if that fails, pulls use other transports."""
         ring = Ring.create(setup.page_bytes, setup.slots)
         copier = make_copier(ring)
         can_fetch = not setup.peers or _prepare_fetch(copier)
@@ -132,8 +132,8 @@ class AgentProcess:
         return self._link.pid
 
     def submit(self, move: PageMove) -> bool:
-        """Send the move to the process. Returns False if there is no process, the move's kind is not one of the
-        process's kinds, the move is already under way, or too many moves are."""
+        """Send the move to the process and keep it as open. Returns False if the move's kind is not one of the
+        process's, the move is open already, too many of its kind are, or there is no process."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
@@ -171,8 +171,9 @@ class AgentProcess:
         self._end_if_finished(opened)
 
     def take_results(self) -> list[MoveResult]:
-        """Handle the process's frames, copy pages between pool and ring, as many as one call may, and return the moves
-        that have ended. Has itself called again if more can be copied."""
+        """Handle the process's frames, and copy a bounded number of pages: arrived ones from the ring, then wanted ones
+        into it. Returns the results of moves that have ended since the last call. Calls `wake` if more can be copied at
+        once."""
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
@@ -188,8 +189,8 @@ class AgentProcess:
         return ended
 
     def cancel_all(self) -> None:
-        """Forget all moves, wait for copies under way, and tell the process; frames of these moves that still come are
-        dropped."""
+        """Forget all moves, which get no result, wait for copies under way, and tell the process. The slots of these
+        moves become free, and frames of them that still come are dropped."""
         self._generation += 1
         self._awake = False
         self._open.clear()
@@ -214,7 +215,7 @@ class AgentProcess:
         self._ring.close()
 
     def _receive_frame(self, frame: Frame | ProcessLost) -> None:
-        """Handle a frame, or the loss of the process. A process that sends an invalid frame is given up."""
+        """Handle a frame, or the loss of the process. A process that sends an invalid frame is killed and replaced."""
         if isinstance(frame, ProcessLost):
             self._on_agent_lost()
             return
@@ -224,8 +225,9 @@ class AgentProcess:
             self._give_up(f"it sends nonsense: {error}")
 
     def _handle_frame(self, frame: Frame) -> None:
-        """Carry out a frame of the process: free slots, queue pages that arrived, note pages that it wants, begin or
-        keep fetches, or end a move. Slots of moves that are over go back at once. Raises WireError."""
+        """Carry out a frame of the process: free slots, queue arrived or wanted pages, begin or keep fetches, or end a
+        move and count its pages. Slots of moves that are over go back at once; their other frames are ignored. Raises
+        WireError for an invalid frame."""
         if frame.kind == AgentFrameKind.RELEASED:
             self._free.extend(frame.numbers())
             return
@@ -314,8 +316,8 @@ class AgentProcess:
         return None
 
     def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
-        """Begin one copy. If that raises, give up the process, so that its moves end as misses, and return False: an
-        error of a cache must not reach a user."""
+        """Begin one copy; returns whether it has begun. If that raises, the error is logged, and the process is killed
+        and replaced. So its moves end as misses: an error of a cache must not reach a user."""
         try:
             copy_page(int(copy.open.move.device_page[copy.index]), copy.slot)
         except Exception:
@@ -331,7 +333,7 @@ class AgentProcess:
             self._copying.append((self._copier.record_event(), to_ring, copies))
 
     def _finish_copies(self) -> None:
-        """Take in copies and fetches that have ended: tell the process of filled slots, collect emptied ones, and end
+        """Handle copies and fetches that have ended: tell the process of filled slots, collect emptied ones, and end
         moves that are complete."""
         while self._copying and self._copier.is_complete(self._copying[0][0]):
             _, to_ring, copies = self._copying.popleft()
@@ -355,8 +357,8 @@ class AgentProcess:
             self._ended.append(opened.result())
 
     def _on_agent_lost(self) -> None:
-        """End all moves as failed, since the process is gone, and count all slots as free. Pages that a load had
-        brought into the pool are whole and count."""
+        """End all moves as failed, since the process is gone, and count all slots as free; later frames go to the next
+        process. Waits for running copies. Pages that a load had brought into the pool are whole and count."""
         self._copier.drain()
         self._drop_copies()
         self._device_fetches.drop()
@@ -403,8 +405,8 @@ class AgentProcess:
         return self._link.send(self._incarnation, frame)
 
     def _wake_once(self) -> None:
-        """Call `wake`, but only once until `take_results` is called, since a long step may keep the model thread from
-        it."""
+        """Call `wake`, but at most once between two calls of `take_results`, since a long step may keep the model
+        thread from that."""
         if not self._awake:
             self._awake = True
             self.wake()

@@ -48,8 +48,8 @@ class AgentOnDemand:
                 self._thread.start()
 
     def submit(self, move: PageMove) -> bool:
-        """Pass the move to the agent; while there is none, begin to make it and keep the move. Returns False if the
-        agent refuses the move, it is known already, or too many wait."""
+        """Pass the move to the agent. While there is none, begin to make it, and keep the move until then. Returns
+        False if the agent refuses the move, it is known already, or MAX_WAITING moves wait."""
         if self._transfer_agent is not None:
             return self._transfer_agent.submit(move)
         if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
@@ -73,7 +73,8 @@ class AgentOnDemand:
             self._fail(move_id)
 
     def take_results(self) -> list[MoveResult]:
-        """Pass the waiting moves on if the agent has just been made; returns the moves that have ended."""
+        """Return the results of the moves that have ended, here and in the agent. If the agent has just been made,
+        first pass the waiting moves on to it."""
         if self._transfer_agent is None and self._made is not None:
             self._begin(self._made)
         ended, self._ended = self._ended, []
@@ -88,7 +89,8 @@ class AgentOnDemand:
             self._transfer_agent.cancel_all()
 
     def close(self) -> None:
-        """Wait for the agent if it is being made, and close it; no other will be made."""
+        """Forget the waiting moves, wait for the agent if it is being made, and close it. No agent is made from now
+        on."""
         self._waiting.clear()
         with self._starting:
             self._closed = True
@@ -98,8 +100,8 @@ class AgentOnDemand:
             self._made.close()
 
     def _main(self) -> None:
-        """Make the agent, on its starting thread, and call `wake`. If that fails, all moves are refused from then
-        on."""
+        """Make the agent, on its starting thread, and call `wake`. If that fails, the error is logged, and an agent
+        that refuses all moves takes its place."""
         try:
             self._made = self._make()
         except Exception:
@@ -160,7 +162,7 @@ class AgentsByKind:
             self._by_move[move_id].end_move(move_id)
 
     def take_results(self) -> list[MoveResult]:
-        """The moves of all agents that have ended."""
+        """Return the results of the moves that have ended, of all agents, and forget these moves."""
         ended = [result for transfer_agent in self._all for result in transfer_agent.take_results()]
         for result in ended:
             del self._by_move[result.id]

@@ -39,8 +39,9 @@ class DeviceFetches:
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
         """Begin to copy a pull's next pages from the peer's memory. `wanted` holds the index of the first page, then
-        the number that each page has in the peer's memory. If the copier cannot do this, tells the process. Raises
-        WireError if these are not the next pages. Takes no step per page, since the link waits meanwhile."""
+        the number that each page has in the peer's memory. If this process cannot do that, answers -1. Raises WireError
+        unless these are the next pages of a pull that has no fetch under way. Takes no step per page, since the link
+        waits meanwhile."""
         move, first, source = opened.move, opened.in_ring + opened.fetched, wanted[1:]
         end = first + len(source)
         if (
@@ -81,11 +82,13 @@ class DeviceFetches:
         opened.keep_fetched(pages)
 
     def end(self, opened: OpenMove, pages: int) -> None:
-        """Count the pages that were fetched last if the ended move's `pages` include them; else they are lost."""
+        """Settle the last fetched pages of a move that the process has ended: they count if its `pages` whole pages
+        include them; else they are lost."""
         self.keep(opened, opened.fetched if opened.in_ring + opened.fetched <= pages else 0)
 
     def finish_fetches(self) -> list[OpenMove]:
-        """Take in the fetches that have ended, and tell the process of each; returns their moves."""
+        """Count the fetches whose copies have ended, in the order in which they began, and tell the process how many
+        pages each brought. Returns their moves."""
         settled = []
         while self._under_way and self._copier.is_complete(self._under_way[0][0]):
             _, opened, pages = self._under_way.popleft()

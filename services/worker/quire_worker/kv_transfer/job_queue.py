@@ -70,19 +70,21 @@ class JobQueue(ABC):
         self._thread.start()
 
     def start_job(self, job: Job) -> None:
-        """Queue the job; it runs when the jobs before it are done."""
+        """Queue the job. The queue's thread runs jobs one by one, in this order."""
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def cancel_before(self, generation: int) -> None:
-        """Cancel all jobs of earlier generations. A running job stops at its next page."""
+        """Cancel all jobs of generations before this one. Waiting ones are skipped; a running one stops at its next
+        page."""
         with self._changed:
             self._generation = max(self._generation, generation)
             self._changed.notify_all()
 
     def cancel_job(self, number: int) -> None:
-        """Cancel this job if it waits or runs in this queue."""
+        """Cancel this job: if it waits, it is skipped; if it runs, it stops at its next page. Does nothing if the queue
+        does not have it."""
         with self._changed:
             if any(job is not None and job.number == number for job in (self._current, *self._jobs)):
                 self._cancelled_jobs.add(number)
@@ -105,7 +107,8 @@ class JobQueue(ABC):
             raise TransferCancelled
 
     def _run_jobs(self) -> None:
-        """Carry out jobs in order, on the queue's thread, until `close`; cancelled ones are skipped."""
+        """Carry out jobs in order, on the queue's thread, until `close`. Cancelled jobs are skipped, and no ENDED is
+        sent for them."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._jobs)
@@ -119,8 +122,8 @@ class JobQueue(ABC):
             self._run(job)
 
     def _run(self, job: Job) -> None:
-        """Carry out one job, whatever goes wrong, then trace it and send ENDED with how many of its pages are whole.
-        Errors are logged."""
+        """Carry out one job, then trace it and send ENDED with how many of its pages are whole (0 after an error or a
+        cancellation). Errors are logged, not raised."""
         pages = 0
         try:
             pages = self._transfer(job)
@@ -153,7 +156,8 @@ def ended_frame(job: Job, pages: int, transport: str) -> Frame:
 
 
 def trace_move(job: Job, pages: int) -> None:
-    """Record the move's span. An error is logged and not raised, since the move's end must still be reported."""
+    """Record the move's span, from its submission until now, with the counts of pages that came and that were wanted.
+    An error is logged and not raised, since the move's end must still be reported."""
     move = job.move
     figures = {"quire.pages": pages, "quire.pages_wanted": len(move.hashes)}
     try:

@@ -66,7 +66,8 @@ class KvStoreConnector:
 
     @classmethod
     def connect(cls, setup: AgentSetup, mac: PageMac | None) -> KvStoreConnector:
-        """Connect to the kvstore on a channel of its own; a thread finds out which transport is open."""
+        """Return a connector with a channel of its own to the kvstore. A background thread finds out which transports
+        work."""
         client = KvClient(sync_channel(setup.kvstore, setup.service_config(), KVSTORE))
         transports = TransportSelector.from_name(setup.kv_transport, setup.kvstore, client)
         transports.probe_in_background()
@@ -78,7 +79,8 @@ class KvStoreConnector:
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
         """Send the pages that the store lacks; returns how many, from the first on, it has now. Pages that had no room,
-        or that the store refused when it committed them, are sent again as long as some are stored each time."""
+        or that the store refused at the commit, are sent again, until a round stores none. There are at most as many
+        rounds as pages."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
         for _ in move.hashes:
@@ -112,8 +114,8 @@ class KvStoreConnector:
         return sink.received_pages
 
     def _access(self, move: PageMove) -> LeaseAccess:
-        """Ask the store how the pages of the move's lease can be reached. Returns only the lease's name if no transport
-        needs more, or if the store is too old to say."""
+        """Ask the store how the pages of the move's lease can be reached (in at most ATTACH_S). Returns only the
+        lease's name if no transport needs more, or if the store is too old to say."""
         if self._transports.direct:
             with contextlib.suppress(Unsupported):  # a kvstore of before
                 return self._client.attach(move.lease, context_to_pb(move.context), ATTACH_S)

@@ -42,13 +42,15 @@ class LoadQueue(JobQueue):
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """Hand the page that lies in a slot to the engine; pages are announced several at a time."""
+        """Note that page `index` lies in `slot`, to be announced to the engine. Pages are announced together, once they
+        are BATCH_BYTES."""
         self._waiting += (index, slot)
         if len(self._waiting) >= 2 * self._batch:
             self.flush(job)
 
     def _transfer(self, job: Job) -> int:
-        """Load the job's pages into ring slots; returns how many came."""
+        """Load the job's pages into ring slots; returns how many came. A slot that was taken and not filled becomes
+        free again."""
         sink = RingPageSink(self, self._ring, job)
         try:
             return self._connector.load(job.move, sink)
@@ -100,8 +102,8 @@ class RingPageSink:
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
-        """Hand the slot that `next_buffer` returned to the engine, as the next page. Raises RuntimeError if there is
-        none."""
+        """Hand the slot that `next_buffer` returned to the engine, as the next page, and count the page as received.
+        Raises RuntimeError if no slot was taken."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -132,8 +134,8 @@ class StoreQueue(JobQueue):
         super().__init__("store", connector, ring, send)
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Take pages that the engine put into the ring, as (index, slot); slots of a job that is over or cancelled go
-        back at once."""
+        """Note which slots hold pages of the running job, as (index, slot), and wake its thread. Slots of a job that is
+        over or cancelled go back to the engine at once."""
         with self._changed:
             job = self._current
             if job is not None and (job.generation, job.number) == (generation, number) and not self._is_cancelled(job):
@@ -151,8 +153,8 @@ class StoreQueue(JobQueue):
         return index in self._filled
 
     def slot_of(self, job: Job, index: int) -> int:
-        """Return the slot that holds a page; waits for the page, raises TransferCancelled. Before it waits, it returns
-        emptied slots to the engine, which may have no others."""
+        """Return the slot that holds a page, and wait for the page if need be. Before it waits, it returns emptied
+        slots to the engine, which may have no others. Raises TransferCancelled."""
         with self._changed:
             self._wait(job, lambda: True)
             if index not in self._filled:
@@ -161,7 +163,8 @@ class StoreQueue(JobQueue):
             return self._filled[index]
 
     def release_page(self, index: int) -> None:
-        """Give a page's slot back to the engine, several slots at a time."""
+        """Note that a page's slot is emptied. Emptied slots go back to the engine together, once they are
+        BATCH_BYTES."""
         with self._changed:
             self._emptied.append(self._filled.pop(index))
             if len(self._emptied) >= self._batch:

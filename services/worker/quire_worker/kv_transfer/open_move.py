@@ -63,7 +63,7 @@ class OpenMove:
         self.copies_in_flight += 1
 
     def finish_copy(self, *, to_ring: bool) -> None:
-        """Count a copy as ended. If it went into the pool, its page is now in the pool."""
+        """Count a copy as ended. If it went into the pool (not `to_ring`), its page counts as being in the pool."""
         self.copies_in_flight -= 1
         self.in_pool += not to_ring
 
@@ -81,14 +81,14 @@ class OpenMove:
         self.fetching = 0
 
     def keep_fetched(self, pages: int) -> None:
-        """Count `pages` of the fetched pages; the others are lost."""
+        """Count `pages` of the fetched pages as being in the pool. The others are lost."""
         self.fetched = 0
         self.in_ring += pages
         self.in_pool += pages
 
     def cut_off(self, dropped: int) -> None:
-        """End the move because the scheduler has ended it; `dropped` of its pages, taken back from the ring, no longer
-        count as arrived."""
+        """End the move, without pages, because the scheduler has ended it. No page is wanted any more, and `dropped`
+        pages, which were taken back from the ring, no longer count as arrived."""
         self.cut, self.ended = True, 0
         self.wanted.clear()
         self.in_ring -= dropped
@@ -103,15 +103,16 @@ class OpenMove:
         self.ended = self.in_ring = self.in_pool
 
     def add_wanted(self, indices: Sequence[int]) -> None:
-        """Note pages that the process asks for. The pages of an export are kept in order. A peer that connects again
-        asks for pages again, so the page that is filled next may be asked for last."""
+        """Queue pages that the process asks for. Those of a store keep the order of the requests. Those of an export
+        are sorted, without duplicates: a peer that connects again may ask last for the page that is filled next."""
         if self.move.kind == MoveKind.EXPORT:
             self.wanted = deque(sorted({*self.wanted, *indices}))
         else:
             self.wanted.extend(indices)
 
     def can_copy(self) -> bool:
-        """Whether the next wanted page may be put into the ring."""
+        """Whether a page is wanted and the first wanted one may be put into the ring: of an export, only a page that
+        has been offered."""
         return bool(self.wanted) and (self.move.kind != MoveKind.EXPORT or self.wanted[0] < self.offered)
 
     def is_finished(self) -> bool:
@@ -125,8 +126,9 @@ class OpenMove:
         )
 
     def result(self) -> MoveResult:
-        """Return the result of a finished move. It is ok if all its pages are whole and the scheduler did not end the
-        move."""
+        """Return the result of a finished move, with its count of whole pages and the microseconds since it was
+        submitted. Of a load or pull, only pages in the pool count. The result is ok if all pages are whole and the
+        scheduler did not end the move."""
         pages = self.ended or 0
         if self.fills_pool:
             pages = self.in_pool if self.cut else min(pages, self.in_pool)

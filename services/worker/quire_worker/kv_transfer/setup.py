@@ -75,7 +75,8 @@ class AgentSetup:
         shares_memory: bool = False,
     ) -> AgentSetup:
         """Return the setup for a loaded model's pages: of a kvstore's process, or, with `peers`, of a process for other
-        workers. Raises ConfigError if the ring has fewer than two slots, or for bad page MAC keys."""
+        workers. The ring has as many slots as --mover-ring-bytes holds; by default 64, fewer if they exceed 256 MiB.
+        Raises ConfigError if that is fewer than two, or for bad page MAC keys."""
         PageMac.from_config(config.page_mac_key)  # bad keys must fail the start, not each page move
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)

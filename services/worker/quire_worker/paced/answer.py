@@ -68,9 +68,9 @@ def paced_tokens(
     processors: LogitsProcessors = _NO_PROCESSORS,
     grammar: Callable[[list[int]], TokenMask] | None = None,
 ) -> PacedAnswer:
-    """Compute the output of the made-up model for a sequence that nothing disturbs. `output_ids` were emitted before a
-    migration: they count as output and are not repeated. `max_model_len` 0: the length of the facts. `grammar` returns
-    the mask that follows the given output tokens."""
+    """Compute the output of the made-up model for a sequence that nothing disturbs, up to a stop id, a repetition or a
+    length limit. `output_ids` were emitted before a migration: they count as output and are not repeated.
+    `max_model_len` 0: the length of the facts. `grammar` returns the mask that follows the given output tokens."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()
     for place, token in enumerate(prompt + before):
@@ -110,9 +110,9 @@ def paced_tokens(
 def forbidden(
     controls: LogitsState | None, vocab_size: int, blocked: Int32 = NO_IDS, mask: TokenMask | None = None
 ) -> NDArray[np.bool_]:
-    """For each token id, return whether it may not be sampled: it is in `blocked`, the grammar's mask forbids it, or
-    the request's controls would lower its logit. The made-up model has no logits to lower, so it never samples such a
-    token."""
+    """Return, for each token id, whether it may not be sampled. The reason is that it is in `blocked`, the grammar's
+    mask forbids it, or the request's controls would lower its logit. The made-up model has no logits to lower, so it
+    never samples such a token. If the mask allows nothing but blocked ids, they are not blocked."""
     blocked = blocked[(blocked >= 0) & (blocked < vocab_size)]  # a stop id may be one that the model does not have
     if mask is not None:
         kept = NO_IDS if mask.allows_only(blocked) else blocked
@@ -123,7 +123,8 @@ def forbidden(
 def _forbidden_by_request(
     controls: LogitsState | None, vocab_size: int, blocked: Int32, mask: TokenMask | None
 ) -> NDArray[np.bool_]:
-    """Return what `forbidden` does, without the tokens that the mask itself forbids."""
+    """Return, for each token id, whether it is in `blocked` or the request's controls lower its logit. `mask` is only
+    passed on to the controls."""
     if controls is None:
         found = np.zeros(vocab_size, np.bool_)
         found[blocked] = True

@@ -26,8 +26,8 @@ class PacedFacts:
 
     @property
     def digest(self) -> bytes:
-        """Return a digest of all facts that change tokens. Replicas with the same digest give the same answers. The
-        digest leaves out the context length, which changes no token."""
+        """Return a digest of 16 bytes of all facts that change tokens. Replicas with the same digest give the same
+        answers. The digest leaves out the context length, which changes no token."""
         canonical = json.dumps([ARCHITECTURE, self.vocab_size, self.eos_token_ids])
         return hashlib.sha256(canonical.encode()).digest()[:16]
 

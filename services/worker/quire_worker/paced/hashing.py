@@ -39,7 +39,8 @@ _32, _29 = np.uint64(32), np.uint64(29)
 
 
 def contributions(token: NDArray[np.int64], place: NDArray[np.int64]) -> UInt64:
-    """Hash each token together with its position: the h of the module's formula."""
+    """Return a 64-bit hash of each token together with its position. The KV of a position is the running sum of these
+    hashes."""
     x = token.view(np.uint64) * _TOKEN
     x += place.view(np.uint64) * _PLACE
     x ^= x >> _29
@@ -49,7 +50,7 @@ def contributions(token: NDArray[np.int64], place: NDArray[np.int64]) -> UInt64:
 
 
 def probes(state: UInt64, length: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Choose an earlier position, 0..length-1, for each sequence, by its state."""
+    """Choose an earlier position, 0 to length - 1, for each sequence, by the upper half of its state."""
     x = state >> _32
     x *= length.view(np.uint64)
     x >>= _32
@@ -67,8 +68,8 @@ def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[n
 
 
 def random_numbers(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
-    """Return the random number x that decides each sequence's next token. It depends on the last state, the probed
-    state, the length and the key of the sequence."""
+    """Return the random number x that decides each sequence's next token, mixed from its last state, the probed state,
+    the length and the key."""
     x = probe * _PROBE
     x += state
     x += length.view(np.uint64) * _PLACE
@@ -77,7 +78,7 @@ def random_numbers(state: UInt64, probe: UInt64, length: NDArray[np.int64], key:
 
 
 def tokens_of(x: UInt64, vocab_size: int) -> NDArray[np.int32]:
-    """Scale each x to a token id of the vocabulary."""
+    """Scale the upper half of each x to a token id, 0 to vocab_size - 1."""
     scaled = x >> _32
     scaled *= np.uint64(vocab_size)
     scaled >>= _32
@@ -97,8 +98,9 @@ def mix(x: int) -> int:
 
 
 def resample(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
-    """Mix x again until its token is not blocked. Returns x and the token. After RESAMPLES tries the token is the
-    lowest id that is not blocked. `blocked` has an item for each id."""
+    """Mix x again until its token is not blocked. Returns x and the token; both are unchanged if the token is not
+    blocked at first. After RESAMPLES tries the token is the lowest id that is not blocked. `blocked` has an item for
+    each id."""
     token = token_of(x, len(blocked))
     for _ in range(RESAMPLES):
         if not blocked[token]:
@@ -116,7 +118,8 @@ def choose(x: int, blocked: NDArray[np.bool_]) -> int:
 
 
 def _mix(x: NDArray[Any]) -> UInt64:
-    """Apply the mixing function to an array, in place."""
+    """Mix the bits of each x by shifts and multiplications, in place; returns the array. `mix` does the same for one
+    integer."""
     x ^= x >> _32
     x *= _FIRST
     x ^= x >> _29

@@ -43,8 +43,9 @@ class RandomYields:
         self._rng = np.random.default_rng(seed)
 
     def propose(self, batch: StepBatch) -> Int32:
-        """Propose the model's own next tokens, and replace some of them with wrong tokens. After a wrong token, the
-        next drafts are the tokens that the model would sample after it."""
+        """Return drafts [S, most drafts of a sequence]: the model's own next tokens, some of them replaced at random
+        with wrong tokens. After a wrong token, the next drafts are the tokens that the model would sample after it.
+        Places without a draft hold 0."""
         proposed = np.zeros((len(batch.drafts), int(batch.drafts.max(initial=0))), np.int32)
         first = np.cumsum(batch.count) - batch.count
         token, position = batch.token[first].copy(), batch.position.copy()
@@ -64,7 +65,8 @@ class RandomYields:
 
 
 def _one_row_each(batch: StepBatch, sequences: NDArray[np.intp], token: Int64, position: Int32) -> StepBatch:
-    """Return a step in which each of these sequences has one token at one position, and samples the next token."""
+    """Return a step in which each of these sequences has one token at one position, and samples the next token. It has
+    no drafts, logprobs, controls or grammars."""
     chosen = select_sequences(batch, sequences.tolist())
     return dataclasses.replace(
         chosen,

@@ -64,7 +64,9 @@ class PacedRunner:
         self.steps = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Carry out this step's faults, compute its tokens at once, and then wait until the step's planned end."""
+        """Carry out this step's faults, compute its tokens at once, and wait until the step's planned end. The time is
+        that of a step, of its prompt tokens and of faults. Then fetch the masks of grammars and sample these rows
+        again, as late as a real model. Sequences without a mask are reported as held."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.apply_faults(self.steps)
@@ -90,8 +92,8 @@ class PacedRunner:
         return StepOutput(token, logprobs, timing, held=held)
 
     def _compute(self, batch: StepBatch) -> _Sampled:
-        """Write the KV of all rows, and sample all tokens. Rows with grammars sample again by their masks later, as
-        late as a real model would."""
+        """Write the KV of all rows, and sample all tokens, without tokens that are blocked or that controls forbid.
+        Rows with grammars sample again by their masks later."""
         state, where = self._advance(batch), samples_of(batch)
         sampled, length = where.sequence, where.sample_position
         last = state[where.row]
@@ -109,7 +111,9 @@ class PacedRunner:
         return samples
 
     def _resample(self, batch: StepBatch, samples: _Sampled, row: int, mask: TokenMask | None = None) -> None:
-        """Replace a row's token if it is blocked, or forbidden by the request's controls or its grammar."""
+        """Sample a row's token again if it is blocked or its request's controls forbid it; with a `mask`, always choose
+        among allowed tokens. The token becomes NOTHING_LEFT if the mask leaves none, and DAMAGED if a logits processor
+        failed. A DAMAGED token stays."""
         sequence = int(samples.where.sequence[row])
         controls = batch.controls.get(sequence)
         if samples.token[row] == DAMAGED:
@@ -124,7 +128,7 @@ class PacedRunner:
             samples.token[row] = DAMAGED
 
     def _advance(self, batch: StepBatch) -> UInt64:
-        """Write the KV of all rows to the pool, and return it."""
+        """Write the KV (a running sum of hashes) of all rows to their pages, and return it, one item per row."""
         first_place = batch.position.astype(np.int64)
         sequences: IntP = np.arange(len(first_place))
         before = self._before(batch.page_table, sequences, first_place)

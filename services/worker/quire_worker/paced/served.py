@@ -31,8 +31,9 @@ _CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thi
 
 
 def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
-    """Make a ServedModel of the made-up model, with its pages, faults and logits processors; loads no weights. Raises
-    ConfigError for a model folder without facts, or sizes that make no sense."""
+    """Make a ServedModel of the made-up model, with its pages, faults, logits processors and, if --paced-yields is
+    given, random drafts and holds. Loads no weights. Raises ConfigError for a model folder without facts, or sizes that
+    make no sense."""
     progress("config", 0, 0)
     facts, size = read_facts(config.model, config.max_model_len), config.page_size
     pages = PageArray(_num_pages(config), size)
@@ -69,8 +70,8 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
 
 
 def _num_pages(config: WorkerConfig) -> int:
-    """Return the number of KV pages, page 0 included: from --paced-pages, else from --kv-cache-memory-bytes, else the
-    default."""
+    """Return the number of KV pages, page 0 included: from --paced-pages, else as many as fill --kv-cache-memory-bytes,
+    else the default."""
     if config.paced_pages:
         return config.paced_pages + 1
     if config.kv_cache_memory_bytes:

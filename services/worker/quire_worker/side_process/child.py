@@ -48,8 +48,8 @@ class FrameSender:
 def parse_descriptors(
     argv: Sequence[str], program: str, description: str | None, more: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """Parse the flags of a process: its parent, and inherited descriptors: the socket, the ring, and the optional ones
-    of `more`. Then ignore signals, and end with the parent."""
+    """Parse the flags of a process: its parent's id, and inherited descriptors: the socket, the ring, and the optional
+    ones of `more`. Also ignore SIGINT and SIGTERM from now on, and have this process end with its parent."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog=program, description=description)
@@ -76,15 +76,15 @@ def run_logged(name: str, serve: Callable[[], None]) -> int:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process at once: nobody waits any more for threads that are at work."""
+    """Flush logs and stderr, and end the process at once, without waiting for threads that are at work."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
 
 
 def read_setup(frames: Iterator[Frame], setup: enum.IntEnum) -> bytes | None:
-    """Return the payload of the first frame; None where there is none. Raises WireError if it is not of the kind
-    `setup`."""
+    """Return the payload of the first frame; None if the frames end before it. Raises WireError if the frame is not of
+    the kind `setup`."""
     first = next(frames, None)
     if first is None:
         return None
@@ -94,7 +94,7 @@ def read_setup(frames: Iterator[Frame], setup: enum.IntEnum) -> bytes | None:
 
 
 def frames_of(sock: socket.socket, kinds: type[enum.IntEnum]) -> Iterator[Frame]:
-    """Yield the engine's frames until its socket ends."""
+    """Yield the engine's frames until its socket ends or breaks. Raises WireError for bytes that are no frame."""
     reader = FrameReader(kinds)
     try:
         while data := sock.recv(RECEIVE_BYTES):

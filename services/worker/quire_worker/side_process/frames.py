@@ -58,7 +58,7 @@ class Frame:
         return cls(kind, generation, subject, pack_i32(numbers))
 
     def column(self) -> Int32:
-        """The payload as an int32 column; raises WireError if it is none."""
+        """Return the payload as an int32 array. Raises WireError if its size is not a multiple of 4 bytes."""
         if len(self.payload) % 4:
             raise WireError(f"a column of {len(self.payload)} bytes in {self.kind.name}")
         return i32(self.payload)
@@ -69,14 +69,14 @@ class Frame:
         return column
 
     def number(self) -> int:
-        """The single number that the payload must hold; raises WireError."""
+        """The single number that the payload must hold. Raises WireError if it holds none or more."""
         column = self.numbers()
         if len(column) != 1:
             raise WireError(f"{len(column)} numbers in {self.kind.name}")
         return column[0]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The payload as a list of (index, slot); raises WireError."""
+        """The payload's int32 column as a list of pairs, such as (index, slot). Raises WireError for an odd count."""
         column = self.numbers()
         if len(column) % 2:
             raise WireError(f"half a pair in {self.kind.name}")
@@ -96,7 +96,8 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take in bytes, and return the frames that are complete now; the rest is kept. Raises WireError."""
+        """Take in bytes, and return the frames that are complete now; the bytes of an incomplete frame are kept. Raises
+        WireError for a bad length or an unknown kind."""
         self._data += data
         frames, start = [], 0
         while len(self._data) - start >= _LENGTH.size:

@@ -108,13 +108,14 @@ class ProcessLink:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The process's id; None while there is no process."""
         child = self._child
         return None if child is None else child.pid
 
     def send(self, incarnation: int, frame: Frame) -> bool:
         """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
-        process is gone or was given up. Never blocks. A process that leaves too much unread is replaced."""
+        process is gone or was given up. Never blocks. A process that leaves more than MAX_BACKLOG_BYTES unread is
+        replaced."""
         data = frame.pack()
         with self._lock:
             if self._socket is None or incarnation != self._incarnation or self._giving_up:
@@ -140,7 +141,8 @@ class ProcessLink:
                 self._wake_thread()
 
     def close(self) -> None:
-        """End the process and the thread, and wait for both."""
+        """End the process and the thread, and wait for both. The process has `stop_s` to end by itself, then it is
+        killed."""
         with self._lock:
             self._closing = True
             self._wake_thread()
@@ -151,8 +153,9 @@ class ProcessLink:
         os.close(self._wake_fd)
 
     def _main(self) -> None:
-        """Run one process after another, on the link's thread, until `close`. When one ends, queue ProcessLost, count a
-        restart, and wait before the next: at first 0.1 s, twice as long after each process that did not live long."""
+        """Run one process after another, on the link's thread, until `close`. When one ends, queue ProcessLost, call
+        `on_lost`, and wait before the next: 0.1 s, twice as long (at most 5 s) after each process that did not live for
+        10 s."""
         # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
@@ -181,7 +184,7 @@ class ProcessLink:
             backoff_s = min(2 * backoff_s, self._timeouts.max_backoff_s)
 
     def _rest(self, time_s: float) -> None:
-        """Wait for so long, or until the link closes. Calls of `send` do not end the wait."""
+        """Wait for `time_s`, or until the link closes. Calls of `send` do not end the wait."""
         until_s = time.monotonic() + time_s
         while not self._closing and (left_s := until_s - time.monotonic()) > 0:
             self._drain_wake_fd()
@@ -200,7 +203,7 @@ class ProcessLink:
         return ours, theirs
 
     def _run_process(self) -> str:
-        """Run one process from its start to its end; returns why it ended, and its exit code."""
+        """Run one process from its start to its end. Returns a text with the reason for the end and the exit code."""
         (ours, theirs), self._first = self._first or self._connect(), None
         code: int | None = None
         try:
@@ -214,7 +217,8 @@ class ProcessLink:
         return f"{reason} (exit code {code})"
 
     def _spawn(self, socket_fd: int) -> subprocess.Popen[bytes]:
-        """Start the process, which inherits the socket and the other descriptors; flags tell their numbers."""
+        """Start the process. It inherits the socket and the descriptors of `fds`; flags tell it their numbers and this
+        process's id."""
         inherited = {"--socket": socket_fd, **self._fds}
         numbers = {"--parent": os.getpid(), **inherited}
         flags = [str(part) for pair in numbers.items() for part in pair]
@@ -223,8 +227,8 @@ class ProcessLink:
         )
 
     def _serve_process(self, sock: socket.socket) -> str:
-        """Exchange frames and pings with the process until it ends, hangs, is given up, or the link closes; returns
-        which of these, empty if the link closes."""
+        """Exchange frames and pings with the process until it ends, hangs (too many pings in a row unanswered), is
+        given up, or the link closes. Returns the reason; empty if the link closes."""
         poll, reader, timeouts = select.poll(), FrameReader(self._kind.frames), self._timeouts
         poll.register(self._wake_fd, select.POLLIN)
         limit, unanswered = timeouts.start_pings, 0
@@ -256,7 +260,8 @@ class ProcessLink:
                 self._on_ping()
 
     def _queue_frames(self, frames: Sequence[Frame]) -> None:
-        """Queue what the process has sent for `take_frame`, READY and PONG left out, and call `on_frames`."""
+        """Queue the process's frames for `take_frame`, and call `on_frames`. READY and PONG are left out; if nothing
+        else came, does nothing."""
         passed = [frame for frame in frames if frame.kind not in (ProcessFrameKind.READY, ProcessFrameKind.PONG)]
         if passed:
             self._inbox.extend(passed)
@@ -305,7 +310,8 @@ def _try_send(sock: socket.socket, data: bytes) -> int:
 
 
 def _receive(sock: socket.socket, reader: FrameReader) -> list[Frame] | None:
-    """Read what has come; returns the frames that are complete, possibly none, or None if the connection has ended."""
+    """Read the bytes that have come without waiting. Returns the frames that are complete, possibly none, or None if
+    the connection has ended."""
     try:
         data = sock.recv(RECEIVE_BYTES)
     except BlockingIOError:

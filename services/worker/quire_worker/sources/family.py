@@ -65,7 +65,8 @@ class FamilySource(ModelSource):
     part: TextPart | None = None
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> FamilyWeights:
-        """See `ModelSource.load`. Float weights are rounded or quantized as the options say, only on the CPU."""
+        """Read or make the weights, for a GPU `device` in bfloat16. On the CPU, weights stay as the files have them, or
+        are rounded (`dtype`) and quantized (`quantize`) as the options say; the digest covers this too."""
         if device is not None:
             store = ParameterStore(self.parameters, torch.bfloat16, device)
             return FamilyWeights(self, store, self.fill(store, options, progress), store.num_bytes)
@@ -83,7 +84,8 @@ class FamilySource(ModelSource):
         return FamilyWeights(self, store, digest, store.num_bytes)
 
     def fill(self, store: ParameterStore, options: LoadOptions, progress: Progress) -> bytes:
-        """Read or make all weights. Returns the digest of weights and config."""
+        """Fill the store with all weights: random ones for `dummy`, else those of the GGUF file or the safetensors.
+        `progress` gets the bytes. Returns the digest of weights and config."""
 
         def weights_progress(done: int, total: int) -> None:
             progress("weights", done, total)
@@ -117,7 +119,8 @@ class FamilySource(ModelSource):
 
 
 def family_source(opened: ModelFiles, options: LoadOptions) -> FamilySource:
-    """Read the config of a model of a family of Quire's own. Raises ConfigError or Unsupported."""
+    """Return the source of a model of a family of Quire's own: its checked config, spec, context length and list of
+    parameters. No weights are read. Raises ConfigError or Unsupported."""
     path, config, gguf, part = opened
     architecture, family = find_family(config)
     check_model_type(config, family)

@@ -25,7 +25,9 @@ class ModelFiles(NamedTuple):
 
 
 def open_model(folder: str | Path, options: LoadOptions, progress: Progress) -> ModelFiles:
-    """Read the config of a model, as the options change it. Raises ConfigError or Unsupported."""
+    """Read the config of a model folder or GGUF file, with `hf_overrides` applied. Of a multimodal model, only the
+    language model's config is returned. Raises ConfigError, and Unsupported for weights that config.json calls
+    quantized."""
     path = Path(folder)
     progress("config", 0, 0)
     gguf = open_gguf(path) if is_gguf(path) else None
@@ -54,6 +56,8 @@ def _check_load_format(path: Path, load_format: LoadFormat, is_file: bool) -> No
 
 
 def _read_config(path: Path) -> ConfigFile:
+    """Read config.json of a model folder. Raises ConfigError if the folder or the file is missing; if the folder has
+    GGUF files, the error names them."""
     if not path.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",

@@ -105,7 +105,8 @@ class ModelSource(ABC):
 
 
 def model_digest(config: ConfigFile, weights: bytes) -> bytes:
-    """Return xxh3 over the weights' digest and the canonical config."""
+    """Return xxh3 (16 bytes) over the weights' digest and the config as canonical JSON, without fields that say nothing
+    about what the model computes."""
     kept: dict[str, Any] = {name: value for name, value in config.fields.items() if name not in _VOLATILE}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
     return xxhash.xxh3_128(weights + canonical).digest()

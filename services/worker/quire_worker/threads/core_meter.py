@@ -35,8 +35,9 @@ class CoreMeter:
         return bool(self._threads)
 
     def measure_interval(self) -> Interval:
-        """Measure the time since the last call. Returns the number of cores that the threads of this process wanted,
-        the share of their runnable time in which they waited for a core, and the number of idle cores."""
+        """Measure the time since the last call. Returns the cores that this process's threads wanted, the share of
+        their runnable time in which they waited for one, and the idle cores. Threads that began since then are left
+        out."""
         before = self._threads
         self._list_threads()
         self._threads = dict(self._counters())
@@ -67,7 +68,8 @@ class CoreMeter:
                 self._files[thread] = os.open(self._proc / f"self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def _counters(self) -> list[tuple[str, tuple[int, int]]]:
-        """Read, for each thread that still lives, its nanoseconds on a core and its nanoseconds waiting for one."""
+        """Return, for each thread that still lives, its name, its nanoseconds on a core and its nanoseconds waiting for
+        one."""
         found = []
         for thread, file in self._files.items():
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile

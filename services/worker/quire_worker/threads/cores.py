@@ -26,7 +26,8 @@ def usable_cores(root: Path = _ROOT, affinity: int | None = None) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the CPU quotas, in cores, of this process's cgroups and of their parents up to the mount."""
+    """Yield the CPU quotas, in cores, of this process's cgroups and of their parents up to the mount. Groups without a
+    quota are left out."""
     groups = dict(_groups(_text(root / "proc/self/cgroup")))
     for mount in _mounts(root):
         group = groups.get(mount.version)

@@ -33,7 +33,7 @@ class Pace:
 
     def times_of(self, other: Pace) -> float | None:
         """Return the factor by which steps took longer here than steps of the same sizes in `other`; None if fewer than
-        two steps can be compared."""
+        two steps can be compared. Of each size, as many steps count as both have."""
         here_s = there_s = 0.0
         common = 0
         for tiles, (steps, seconds) in self._steps.items():

@@ -80,9 +80,10 @@ class ThreadShare:
         self._rest = self._left = 0
 
     def observe(self, interval: Interval, pace: Pace) -> None:
-        """Process the interval that has just ended, and its steps: end a trial, or begin one with half or twice as many
-        threads. Only this method changes `threads`. Intervals in which the process wanted almost no core are
-        ignored."""
+        """Process the interval that has just ended, and its steps: end a trial, or begin one. Half the threads are
+        tried after two intervals in a row in which threads waited too long for cores. Twice as many are tried after
+        enough intervals with idle cores, or long after the last trial. Only this method changes `threads`. Intervals in
+        which the process wanted almost no core are ignored."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
@@ -101,15 +102,16 @@ class ThreadShare:
             self._begin_trial(self.threads + more)
 
     def _begin_trial(self, threads: int) -> None:
-        """Use another number of threads from now on, and remember the present number with its pace for the
-        comparison."""
+        """Use this number of threads from now on, and remember the present number with its pace for the comparison."""
         self._trial = _Trial(self.threads, self._recent(), roomy=self._roomy >= self._patience)
         self.threads, self._pace = threads, []
         self._roomy = self._since_trial = 0
 
     def _judge_trial(self, trial: _Trial) -> bool:
-        """Compare the trial's steps with those before it. Returns whether the trial is over. A failed trial (fewer
-        threads were clearly slower, or more threads hardly faster) is undone, and the next trial waits longer."""
+        """Compare the trial's steps with those before it. Returns whether the trial is over, after two intervals, or
+        one if fewer threads were clearly slower. A failed trial (fewer threads were slower, or more threads hardly
+        faster) is undone, and the next such trial waits longer. If no steps can be compared, fewer threads stay, and
+        more stay if cores were idle."""
         trial.intervals += 1
         times = self._recent().times_of(trial.pace)
         if self.threads < trial.threads:
@@ -135,7 +137,7 @@ class ThreadShare:
         return True
 
     def _go_back(self, trial: _Trial) -> None:
-        """End the trial with the number of threads from before it."""
+        """End the trial, with the number of threads from before it, and count crowded and roomy intervals anew."""
         self.threads, self._trial, self._pace = trial.threads, None, []
         self._roomy = self._crowded = 0
 

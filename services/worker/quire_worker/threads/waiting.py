@@ -15,6 +15,7 @@ _ASKED = ("OMP_WAIT_POLICY", *DEFAULTS)
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
-    """Change the environment, unless it already says how threads wait."""
+    """Set the variables that make OpenMP's threads sleep at once, without spinning. Does nothing if the environment
+    already says how threads wait."""
     if not any(name in environment for name in _ASKED):
         environment.update(DEFAULTS)

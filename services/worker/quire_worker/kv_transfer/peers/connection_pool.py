@@ -53,7 +53,7 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close all connections; none is kept from now on."""
+        """Close all kept connections. From now on, `put_connection` closes what it is given."""
         with self._lock:
             self._closed = True
             kept, self._kept = list(self._kept.values()), {}

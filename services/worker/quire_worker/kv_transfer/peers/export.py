@@ -45,8 +45,9 @@ class Export:
         self._offered = 0
 
     def take_over(self, holder: Holder) -> list[int]:
-        """Make `holder` the session that serves the export, and stop the one before. Returns slots of the ring that the
-        caller must release. Raises NotFound if the export is over."""
+        """Make `holder` the session that serves the export, and stop the session before it. Nothing is due from now on.
+        Returns ring slots of pages that were filled and not sent, which the caller must release. Raises NotFound if the
+        export is over."""
         with self._changed:
             if self.over:
                 raise export_ended()
@@ -58,9 +59,10 @@ class Export:
         return slots
 
     def request_pages(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
-        """Note that these pages, in ascending order, are due next, and return those that the caller must request from
-        the engine. Each request wakes the engine. So none are returned while fewer than `several` pages are new, unless
-        the first page is one of them."""
+        """Note that these pages, in ascending order, are due next. Return those that the caller must request from the
+        engine: those neither requested before nor in the ring. Each request wakes the engine. So none are returned
+        while fewer than `several` are new, unless the first page is one of them. A session that is not the holder gets
+        none."""
         with self._changed:
             if self._is_lost(holder):
                 return []
@@ -117,7 +119,8 @@ class Export:
             return self._offered if index < self._offered else None
 
     def detach(self, holder: Holder) -> list[int]:
-        """End the service by `holder`, if it still is the holder; returns slots that the caller must release."""
+        """End the service by `holder`; returns ring slots of pages that were not sent, which the caller must release.
+        Does nothing if another session is the holder."""
         with self._changed:
             if self._holder is not holder:
                 return []
@@ -125,8 +128,8 @@ class Export:
             return self._take_filled()
 
     def end(self) -> list[int]:
-        """End the export for good. Returns slots that the caller must release. The holder notices the end at its next
-        call."""
+        """End the export for good. Returns ring slots of pages that were not sent, which the caller must release. The
+        holder notices the end at its next call."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
@@ -136,7 +139,8 @@ class Export:
         return self.over or self._holder is not holder
 
     def _take_filled(self) -> list[int]:
-        """Forget the pages that are in the ring or due; returns the slots."""
+        """Forget which pages are in the ring and which are due. Returns the slots of those in the ring. The caller
+        holds the lock."""
         slots = list(self._filled.values())
         self._filled.clear()
         self._due.clear()

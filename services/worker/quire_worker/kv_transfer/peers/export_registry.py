@@ -54,7 +54,7 @@ class ExportRegistry:
 
     def start_job(self, job: Job) -> None:
         """Register the export under its lease key, so that peers find it. If it has no valid key, or another export has
-        the same key, the export ends at once."""
+        the same key, that is logged, and the export ends at once, without pages."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)
@@ -100,7 +100,8 @@ class ExportRegistry:
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """Return the key of the lease with this handle, and its export (None: it has ended). Returns None if the lease
         is unknown or ended long ago. First waits for cancellations that the engine has counted and this process has not
-        read yet, since the pages of these exports may be filled with other content. Raises DataConnectionError."""
+        read yet, since the pages of these exports may be filled with other content. Raises DataConnectionError if they
+        do not come in CANCELLATION_TIMEOUT_S."""
         with self._seen_changed:
             if not self._seen_changed.wait_for(
                 lambda: self._cancellations_seen >= self._ring.cancellations, CANCELLATION_TIMEOUT_S
@@ -123,8 +124,8 @@ class ExportRegistry:
         self.release(export.take_over(holder))
 
     def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
-        """Have the engine put the first `most` of these pages into the ring, each once it is filled. Few pages may be
-        held back until there are several."""
+        """Ask the engine to put the first `most` of these pages into the ring, each once it is filled. Pages that were
+        requested before are left out. While more pages follow, few new ones are held back until there are `several`."""
         new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
             self._send(Frame.of(AgentFrameKind.WANTED, export.job.generation, export.job.number, new))
@@ -157,8 +158,8 @@ class ExportRegistry:
             self._seen_changed.notify_all()
 
     def _end(self, export: Export) -> bool:
-        """End an export, release its slots, and remember its key for peers that come late; returns False if it had
-        ended before."""
+        """End an export, give its slots back to the engine, and remember its key (of the last 1024) for peers that come
+        late. Returns False if the export had ended before."""
         with self._lock:
             if self._exports.pop(export.job.number, None) is None:
                 return False

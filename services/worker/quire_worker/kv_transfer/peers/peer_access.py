@@ -52,11 +52,13 @@ class PeerAccess:
     @classmethod
     def from_move(cls, move: PageMove, hosts: PeerHosts) -> PeerAccess:
         """Read a pull's ticket: the peer's addresses, its lease key, and whether its memory can be opened. Addresses
-        that are malformed or that `hosts` refuses, and sockets of another host, are left out."""
+        that are malformed or that `hosts` refuses, and sockets of another host, are left out; `refusals` has the errors
+        of refused ones."""
         tcp, grpc, socket = None, None, ""
         refusals: list[QuireError] = []
 
         def allowed(text: str) -> tuple[str, int] | None:
+            """Parse an address; None if it is malformed or `hosts` refuses it. A refusal is noted."""
             place = _host_and_port(text)
             refusal = None if place is None else hosts.refusal(*place)
             if refusal is None:
@@ -115,7 +117,7 @@ def host_id() -> bytes:
 
 
 def _host_and_port(text: str) -> tuple[str, int] | None:
-    """Parse `host:port`; None if it is malformed."""
+    """Parse `host:port`; None if it is malformed or the host is neither a name nor an IP address."""
     try:
         host, port = split_address(text, "a ticket's address")
     except ConfigError:

@@ -38,6 +38,8 @@ class _Entry:
     port: int
 
     def covers(self, host: str, port: int) -> bool:
+        """Whether this entry permits the address. A network permits literal addresses in it, `*.domain` all names below
+        the domain, another name itself, in any case. A port of the entry must be equal."""
         if self.port not in (0, port):
             return False
         if self.network is not None:
@@ -55,7 +57,8 @@ class PeerHosts:
         self._entries = [_parse(entry) for entry in entries]
 
     def refusal(self, host: str, port: int) -> PermissionDenied | None:
-        """Return the error if this worker may not connect to this address; None if it may."""
+        """Return the error PEER_NOT_ALLOWED if no entry covers this address, so that this worker must not connect to
+        it; None if it may."""
         if any(entry.covers(host, port) for entry in self._entries):
             return None
         return PermissionDenied(
@@ -66,8 +69,9 @@ class PeerHosts:
 
 
 def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, ...]:
-    """Return the entries of --peer-hosts. Without the option: this host alone, by the names that this worker has for
-    it in its flags and its `own` addresses. Raises ConfigError."""
+    """Return the entries of --peer-hosts. Without the option: this host alone, by the names that this worker has for it
+    in its flags and its `own` addresses. If one of these is a loopback name, all loopback addresses are added. Raises
+    ConfigError."""
     if config.peer_hosts:
         PeerHosts(config.peer_hosts)  # what is wrong with them is to end the start, not every pull
         return config.peer_hosts
@@ -80,7 +84,7 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
 
 
 def _parse(text: str) -> _Entry:
-    """Parse `host`, `network` or `*.domain`, each with a port or without. Raises ConfigError."""
+    """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError."""
     found = _ENTRY.fullmatch(text.strip())
     if found is not None:
         host, port = found["host"].strip("[]"), int(found["port"] or 0)
@@ -98,7 +102,7 @@ def _parse(text: str) -> _Entry:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read a literal address; an IPv4 address that is mapped into IPv6 is itself. None for names."""
+    """Read a literal IP address. An IPv4 address that is mapped into IPv6 is returned as IPv4. None for names."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -88,15 +88,16 @@ class PeerListeners:
         return {flag: sock.fileno() for flag, sock in self._sockets.items()}
 
     def advertise_memory(self, descriptor: bytes) -> bool:
-        """Add the descriptor of this worker's GPU memory to the addresses, so that peers of this host may open it, if
-        there are other addresses and the transport allows it. Returns whether it was added."""
+        """Put the descriptor of this worker's GPU memory before the addresses, so that peers of this host may open it.
+        Returns False, and does nothing, if it is empty, there are no other addresses, or --peer-transport is neither
+        `auto` nor `cuda_ipc`."""
         if descriptor and self.addresses and self._transport in (AUTO, CUDA_IPC):
             self.addresses = (RankAddress(0, CUDA_IPC, descriptor), *self.addresses)
             return True
         return False
 
     def close(self) -> None:
-        """Close the sockets: no peer can connect any more."""
+        """Close the sockets and give up the reserved port: no peer can connect any more."""
         for sock in self._sockets.values():
             sock.close()
         if self._reserved is not None:
@@ -120,7 +121,8 @@ class PeerListeners:
         self._advertise(config, TCP, listener)
 
     def _reserve_grpc(self, config: WorkerConfig) -> None:
-        """Reserve the port for the agent processes' gRPC server, by a socket that never listens, and advertise it."""
+        """Reserve the port for the agent processes' gRPC server, by a socket that never listens, and advertise it.
+        Raises ConfigError if the port is in use, or if the host is not private and there is no TLS."""
         host = _place(config, "peer_grpc_listen")[0]
         require_private(config, host, "peer_grpc_listen", secured=bool(config.tls_cert))
         self._reserved = _bound(config, "peer_grpc_listen", _reserved)
@@ -129,8 +131,9 @@ class PeerListeners:
         self._advertise(config, GRPC, self._reserved)
 
     def _advertise(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:
-        """Add the address of a bound socket, with the configured host or else this host's own, to those in the hello.
-        Logs a warning and adds nothing if no other host could reach it."""
+        """Add the address of a bound socket to those in the hello. Its host is that of --peer-advertise, else of
+        --advertise, else the bound one, or this host's own if that is a wildcard. Logs a warning and adds nothing if no
+        other host could reach it."""
         host, port = bound.getsockname()[:2]
         if config.peer_advertise or config.advertise:
             host = config.peer_advertise or split_address(config.advertise, "--advertise")[0]
@@ -189,7 +192,8 @@ def _reserved(host: str, port: int, family: socket.AddressFamily) -> socket.sock
 
 
 def own_host(family: socket.AddressFamily) -> str:
-    """The address of this host on its route to other hosts; empty if it has no such route. Nothing is sent."""
+    """Return the address of this host on its route to other hosts; empty if it has no such route. Asks the kernel by
+    connecting a UDP socket; nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ELSEWHERE[family])  # nothing is sent

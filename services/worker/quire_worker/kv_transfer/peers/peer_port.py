@@ -45,7 +45,8 @@ class PeerPort:
         threading.Thread(target=self._accept, name="peer-port", daemon=True).start()
 
     def _accept(self) -> None:
-        """Accept peers on all listeners, for ever, on a thread, and begin a session for each."""
+        """Accept peers on all listeners, for ever, on a thread, and begin a session for each. A failed accept is
+        logged, and the thread goes on."""
         poll = select.poll()
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)

@@ -82,7 +82,8 @@ class PeerSession(ServedSession["Export"]):
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, Export | QuireError]:
         """Find the export that a request names by its lease's handle, and verify the request with the lease's key.
-        Returns the seals and the export, or the error of one that has ended. Raises NotFound for an unknown lease."""
+        Returns the seals, and the export or the error to answer: the export has ended, or is another than the one whose
+        places the peer was told. Raises NotFound for an unknown lease."""
         found = self._exports.find_export(frame.head.handle)
         if found is None:
             raise export_unknown()
@@ -98,7 +99,9 @@ class PeerSession(ServedSession["Export"]):
         return before is not None and before is not export and before.handle == export.handle
 
     def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer GET: send each page of the request as soon as it is in the ring, and release its slot."""
+        """Answer GET: become the holder of the export, send each requested page, in order, as soon as it is in the
+        ring, and release its slot. Then send END. However that ends, slots go back to the engine, and this session is
+        the holder no more."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         self._exports.take_over(export, self)
         emptied: list[int] = []
@@ -115,7 +118,8 @@ class PeerSession(ServedSession["Export"]):
         self._end(frame.head, seals)
 
     def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer MAP: send a descriptor by which the peer can map the ring read-only."""
+        """Answer MAP: send a read-only descriptor by which the peer can map the ring. Raises DataConnectionError if the
+        ring cannot be opened."""
         try:
             fd = os.open(f"/proc/self/fd/{self._ring.fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -139,9 +143,9 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer a request for pages by naming their places in the ring: each page as soon as it is in the ring,
-        together with the next pages that are there too. The peer copies them. A slot is kept until the peer has
-        confirmed that it has the page."""
+        """Answer a request for pages by naming their places in the ring, then send END. Each page is named as soon as
+        it is in the ring, with the next pages that are there too. The peer copies them. A slot is kept until the peer
+        has confirmed that it has the page. However that ends, all slots go back to the engine."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)
@@ -177,7 +181,8 @@ class PeerSession(ServedSession["Export"]):
         self._end(frame.head, seals)
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
-        """Send the places in the ring, and the page headers, of consecutive pages."""
+        """Send one SHOWN frame: for each of these consecutive pages, as (index, slot), its place in the ring and its
+        page header, which has the checksum."""
         places = []
         for index, slot in shared:
             with self._ring.slot(slot) as body:
@@ -187,8 +192,8 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
 
     def _release(self, slots: list[int], *, soon: bool = False) -> None:
-        """Give all these slots back to the engine, and empty the list. If more will follow `soon`, wait until there are
-        several."""
+        """Give all these slots back to the engine, and empty the list. If more slots will follow `soon`, do so only
+        once there are several."""
         if not soon or len(slots) >= self._exports.several:
             self._exports.release(slots)
             slots.clear()
@@ -212,8 +217,9 @@ class PeerSession(ServedSession["Export"]):
         return slots
 
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer LOCATE: wait until the requested page is filled. Then send the places of this page and of the filled
-        pages after it in the engine's own memory, which the peer reads by itself."""
+        """Answer LOCATE: wait until the requested page is filled, with signs of life to the peer. Then send the places
+        of this page and of filled pages after it (4096 at most) in the engine's own memory. The peer reads them by
+        itself. Raises InvalidArgument if the export has no such page."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")
@@ -275,7 +281,8 @@ class PeerSession(ServedSession["Export"]):
                     raise DataConnectionError("slow", "the peer takes too long over a page")
 
     def _done(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer DONE: end the export, answer the peer, and only then tell the engine, which waits for nothing."""
+        """Answer DONE, by which the peer says that it wants no more: end the export, answer END, and only then tell the
+        engine, which waits for nothing. Raises NotFound if the export has ended already."""
         self._placed = None
         self._exports.finish_export(export)
         try:

@@ -102,7 +102,7 @@ class Pull:
         return undelivered
 
     def cancel(self) -> None:
-        """Cancel the pull, from any thread: its connections are ended, and whoever waits stops."""
+        """Cancel the pull, from any thread: abort its connections, and wake its thread if that waits for a fetch."""
         self._cancelled.set()
         self.direct.look()
         for link in self._links:
@@ -139,9 +139,9 @@ class Pull:
             transport.close()
 
     def _fetch_with_retries(self) -> None:
-        """Try all transports until all pages have landed, again as long as pages come, and at most MAX_FRUITLESS_ROUNDS
-        times in a row without. An export or server that may not be there yet is waited for a while. Raises NotFound if
-        the peer refuses."""
+        """Try all transports, in rounds, until all pages have landed; stop after MAX_FRUITLESS_ROUNDS rounds in a row
+        that brought no page, or when the pull is cancelled. An export or server that may not be there yet is waited
+        for, for about EXPORT_WAIT_S. Raises NotFound if the peer refuses."""
         first_told_s: float | None = None
         began_s, fruitless = time.monotonic(), 0
         while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:
@@ -172,8 +172,8 @@ class Pull:
         return used is not None or self._met_silence
 
     def _fetch(self, transport: FetchTransport[PeerAccess]) -> None:
-        """Fetch what is missing by one transport, and note whether that carried pages. Raises TransportError, and notes
-        whether the peer was silent."""
+        """Fetch what is missing by one transport. If any page came, note that transport as the one used last. Raises
+        TransportError, after the unfilled slot was given back and a silent peer was noted."""
         before = self._sink.received_pages
         try:
             transport.fetch(self._transfer, self._sink)

@@ -60,8 +60,9 @@ class PoolPageSink:
         return self._sink.received_pages + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Have the engine copy the next pages from the pages `places` of the peer's memory, and wait until it has.
-        Raises TransferCancelled, and TransportError if the engine cannot."""
+        """Have the engine copy the next pages of the pull from the pages `places` of the peer's memory, and wait until
+        it has. They count as received only after `keep` or `keep_last`. Raises TransferCancelled, and TransportError if
+        the engine cannot read that memory."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
@@ -88,8 +89,8 @@ class PoolPageSink:
         self._send_kept(0)
 
     def _send_kept(self, kept: int) -> None:
-        """Tell the engine how many of the fetched pages count, if there are any; none is left to be kept or dropped
-        then."""
+        """If pages were fetched and are neither kept nor dropped, tell the engine that `kept` of them count, by KEPT,
+        and forget them here."""
         if self._fetched:
             self._fetched = 0
             self._send(Frame.of(AgentFrameKind.KEPT, self._job.generation, self._job.number, [kept]))

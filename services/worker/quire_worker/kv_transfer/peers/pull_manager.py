@@ -74,7 +74,8 @@ class PullManager:
         self._connection_pool.close()
 
     def fetched(self, number: int, pages: int) -> None:
-        """Pass the engine's answer to a fetch on to its pull."""
+        """Pass the engine's answer to a fetch, the number of pages or -1, on to the pull that waits for it. Ignored if
+        the pull has ended."""
         with self._changed:
             pull = self._pulls.get(number)
         if pull is not None:
@@ -93,8 +94,8 @@ class PullManager:
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """Hand a page that has landed in a slot to the engine. The engine is told of several pages together, since each
-        frame wakes it."""
+        """Note that a page has landed in a slot. Tell the engine of such pages several at a time, since each frame
+        wakes it."""
         pull = self._pulls[job.number]
         if pull.add_undelivered(index, slot) >= self._batch:
             self._deliver(pull)

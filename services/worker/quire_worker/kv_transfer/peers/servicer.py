@@ -67,8 +67,8 @@ _OPTIONS = {
 
 
 def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
-    """Start the gRPC server on which peers come in; it runs until the process ends. If that fails, the error is logged,
-    and peers use other transports or compute the pages."""
+    """Start the gRPC server on which peers come in; it runs until the process ends. If its TLS files are bad or the
+    port is taken, that is logged, and peers use other transports or compute the pages."""
     config = setup.service_config()
     try:
         credentials = server_credentials(tls_files(config))

@@ -35,7 +35,8 @@ _BUFFER_BYTES = 1 << 20
 
 
 def tunnel_ends() -> tuple[socket.socket, socket.socket]:
-    """Make two connected sockets: one for a session or a link, the other for the stream that carries its bytes."""
+    """Make two connected sockets with large send buffers: one for a session or a link, the other for the stream that
+    carries its bytes."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -74,8 +75,8 @@ class TunnelDialer:
         self._wait_for_ready = True
 
     def expect_server(self, *, starting: bool) -> None:
-        """Set whether the peer's server may still be starting: if so, the next connection waits for it; if not, a
-        refusal counts at once."""
+        """Set whether the next call waits for a server that does not listen yet (`starting`), or fails at once if the
+        connection is refused."""
         self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:

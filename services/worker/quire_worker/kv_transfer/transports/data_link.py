@@ -72,8 +72,8 @@ class Exchange:
         page_header: bytes = bytes(128),
         fds: Sequence[int] = (),
     ) -> None:
-        """Send one frame under the lease. Raises DataConnectionError if the connection breaks or the other side's time
-        is up."""
+        """Send one frame under the lease, authenticated with its key. Raises DataConnectionError if the connection
+        breaks, or if the time budget was used up before."""
         head = Head(kind, self._handle, page, offset, len(payload), last, page_header)
         started = self._in_time()
         self.connection.send(head, self.seals, payload, fds)
@@ -81,7 +81,8 @@ class Exchange:
 
     def receive_frame(self, *kinds: FrameKind) -> ReceivedFrame:
         """Wait for the next frame's head, which must be genuine and of one of these kinds. Raises NotFound if the other
-        side refuses the request, DataConnectionError for anything else."""
+        side refuses the request, DataConnectionError for anything else. The payload, if any, is still to be
+        received."""
         started = self._in_time()
         frame = self.connection.receive()
         self._spent_since(started)
@@ -99,7 +100,8 @@ class Exchange:
         return frame
 
     def receive_payload(self, frame: ReceivedFrame, into: memoryview) -> None:
-        """Receive the payload of a head that has arrived, into memory of its length."""
+        """Receive the payload of a head that has arrived, into memory of its length. Raises DataConnectionError as
+        `send` does."""
         started = self._in_time()
         self.connection.receive_payload(frame, self.seals, into)
         self._spent_since(started)
@@ -114,8 +116,8 @@ class Exchange:
         return self.connection.verify_head(frame, self.seals)
 
     def _in_time(self) -> float:
-        """Return the present time. Raises DataConnectionError if the other side's time is up. It is called before each
-        wait, and so data that has arrived counts, however late it came."""
+        """Return the present monotonic time. Raises DataConnectionError if the time budget is used up. It is called
+        before each wait, and so data that has arrived counts, however late it came."""
         if self._left_s < 0:
             raise DataConnectionError("slow", "the other side takes too long over these pages")
         return time.monotonic()
@@ -124,7 +126,7 @@ class Exchange:
         self._left_s -= time.monotonic() - started
 
     def _refused(self, frame: ReceivedFrame) -> NoReturn:
-        """Receive the code of a refusal, and raise NotFound with it."""
+        """Receive the code of a refusal, which is the frame's payload, and raise NotFound with it."""
         code = bytearray(frame.head.length)
         if code:
             self.connection.receive_payload(frame, self.seals, memoryview(code))
@@ -145,9 +147,9 @@ class DataLink:
 
     @contextlib.contextmanager
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
-        """An exchange with this address under a lease's key, on the kept connection or a new one; `size`: see Exchange.
-        Connection errors become TransportError. Any exception inside closes the connection, except NotFound and
-        PageCorrupt: the caller must, if more is to come."""
+        """Yield an exchange with this address under a lease's key, on the kept connection or a new one; `size`: see
+        Exchange. Connection errors become TransportError. Any exception inside closes the connection. After NotFound
+        and PageCorrupt only, the connection stays open, and the caller closes it if frames are still to come."""
         try:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
@@ -187,7 +189,8 @@ class DataLink:
         return self._address, connection
 
     def close(self) -> None:
-        """Close the connection, if there is one; a later exchange makes another. Idempotent."""
+        """Shut and close the connection, if there is one; a thread that waits on it notices. A later exchange makes
+        another. Idempotent."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -195,8 +198,8 @@ class DataLink:
             connection.close()
 
     def _connected(self, address: Address) -> DataConnection:
-        """The kept connection, if it leads to this address and the other side has not ended it; else a new one. Raises
-        TransferCancelled after `abort`."""
+        """Return the kept connection, if it leads to this address and the other side has not ended it; else close it
+        and make a new one. Raises TransferCancelled after `abort`, and the errors of `connect`."""
         if self._connection is not None:
             # Between moves nothing is to come: what is there is the other side's end.
             if address == self._address and not self._connection.wait(0):
@@ -210,16 +213,17 @@ class DataLink:
         return connection
 
     def _is_silent(self, error: Exception) -> bool:
-        """Whether the error means that nothing came in time. A connection that has ended is not silent."""
+        """Whether the error means that nothing came in time: a timeout, or a used-up time budget while nothing waits to
+        be read. A connection that has ended is not silent."""
         if isinstance(error, DataConnectionError) and error.reason == "slow":
             return self._connection is None or not self._connection.wait(0)
         return isinstance(error, TimeoutError)
 
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
-    """Make a connection and greet; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is
-    refused or, over TCP, if anything fails; DataConnectionError or OSError if a Unix socket's owner is there and says
-    nothing."""
+    """Make a connection, at most CONNECT_S long, and greet; a string is the name of an abstract Unix socket. Raises
+    PeerUnreachable if it is refused or, over TCP, if anything fails; DataConnectionError or OSError if a Unix socket's
+    owner is there and says nothing."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()
@@ -230,7 +234,8 @@ def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
 
 
 def with_handshake(connection: DataConnection) -> DataConnection:
-    """Greet on a connection that has just been made, and return it ready for use; if that fails, it is closed."""
+    """Greet on a connection that has just been made, and return it ready for use. If that fails, closes it and raises
+    the error."""
     try:
         connection.client_handshake()
     except BaseException:
@@ -240,8 +245,8 @@ def with_handshake(connection: DataConnection) -> DataConnection:
 
 
 def _connect_unix(name: str, frame_s: float) -> DataConnection:
-    """Connect to an abstract Unix socket and greet; raises PeerUnreachable if nobody listens there. A full queue is
-    waited for, CONNECT_S at most."""
+    """Connect to an abstract Unix socket and greet. Raises PeerUnreachable if nobody listens there, and OSError if its
+    queue stays full for CONNECT_S."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A socket with a timeout of Python's would not wait where others are in the queue.

@@ -83,8 +83,9 @@ class FallbackPolicy:
         self._pauses: OrderedDict[tuple[str, Hashable], _Pause] = OrderedDict()
 
     def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
-        """Attempt the transports in order until one succeeds, and return that; None if none does. A TransportError
-        leads to the next one, unless the rules end the attempt; any other exception passes through."""
+        """Attempt the transports in order until one succeeds, and return that; None if none does. After a
+        TransportError, which may pause its transport on this route, the next one is tried, unless the rules end the
+        attempt. Any other exception passes through."""
         for transport in self.in_order(transports, route):
             try:
                 attempt(transport)
@@ -111,8 +112,8 @@ class FallbackPolicy:
             return pause is not None and self._clock() < pause.until_s
 
     def _record_failure(self, name: str, route: Hashable, error: TransportError) -> None:
-        """Log a transport's failure and, if the rules count it, pause the transport on this route, for twice as long as
-        last time."""
+        """Log a transport's failure and, if the rules count it, pause the transport on this route. The first pause is
+        `first_pause_s`; each further one is twice as long, up to `max_pause_s`. Only the last 1024 pauses are kept."""
         pause_s = 0.0
         if self._rules.counts(error):
             with self._lock:

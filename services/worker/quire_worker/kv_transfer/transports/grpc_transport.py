@@ -34,8 +34,8 @@ class GrpcTransport:
         """Does nothing: the access itself came over gRPC."""
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Receive all remaining pages in one stream. After a damaged page, ask the store to check its own copy, then
-        raise PageCorrupt."""
+        """Receive all remaining pages in one stream. After a damaged page, ask the store to check its own copy,
+        ignoring errors of this call, then raise PageCorrupt."""
         try:
             self._receive(transfer, sink)
         except PageCorrupt:
@@ -44,10 +44,12 @@ class GrpcTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """Send all remaining pages in one stream; each page is released when the next one is asked for."""
+        """Send all remaining pages in one stream. Each page is released when the stream asks for the next one, the last
+        at the end. Does nothing if no page remains."""
         sent: list[int] = []
 
         def body(index: int) -> memoryview:
+            """Return a page's body for the stream, and release the page before it."""
             while sent:
                 page_source.release_page(sent.pop())
             sent.append(index)
@@ -70,8 +72,8 @@ class GrpcTransport:
         """The channel is another's."""
 
     def _receive(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Stream the remaining pages from the store into the sink; raises PageCorrupt for one that is damaged or out of
-        order."""
+        """Stream the remaining pages from the store into the sink, and check each. Raises PageCorrupt for one that is
+        damaged or out of order."""
         indices = range(sink.received_pages, len(transfer.run))
         pages = self._client.get_pages(transfer.access.lease, indices, context=context_to_pb(transfer.context))
         with contextlib.closing(pages):

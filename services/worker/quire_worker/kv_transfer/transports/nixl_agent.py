@@ -49,12 +49,13 @@ class SharedNixlAgent:
         self._begun = threading.Event()
 
     def begin(self) -> None:
-        """Make the first agent, on a thread, since it takes seconds to load what all of them need."""
+        """Make an agent on a thread and return at once. The first agent takes seconds, since it loads what all of them
+        need."""
         threading.Thread(target=self._begin, name="nixl-start", daemon=True).start()
 
     def await_begun(self, timeout_s: float) -> bool:
-        """Wait until the first agent was made or has failed; returns whether that came in time, so that `using` is not
-        slow."""
+        """Wait, at most for `timeout_s`, until the first agent was made or has failed. Returns whether that came in
+        time; then `using` is not slow."""
         return self._begun.wait(timeout_s)
 
     @contextlib.contextmanager
@@ -117,7 +118,8 @@ class NixlAgent:
             self.metadata: bytes = self._nixl.get_agent_metadata()
 
     def close(self) -> None:
-        """End NIXL's agent, and only then free its memory: a read that was given up may write there until then."""
+        """End NIXL's agent, ignoring its errors, and only then free the memory areas: an abandoned read may write there
+        until then."""
         with contextlib.suppress(DataConnectionError), _failures():
             del self._nixl
         self._areas.clear()
@@ -125,8 +127,8 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def peer(self, metadata: bytes) -> Iterator[str]:
-        """Register a peer by its metadata, and yield the peer's local name. The peer is removed when the name is not in
-        use any more. Raises DataConnectionError."""
+        """Register a peer by its metadata, and yield the peer's local name. The peer is removed when its last user
+        leaves. Raises DataConnectionError if NIXL refuses the metadata."""
         with self._lock, _failures():
             name = self._nixl.add_remote_agent(metadata)
             name = name.decode() if isinstance(name, bytes) else name
@@ -142,8 +144,9 @@ class NixlAgent:
 
     @contextlib.contextmanager
     def read(self, peer: str, addresses: Sequence[int]) -> Iterator[list[NDArray[np.uint8]]]:
-        """Read the peer's pages at these addresses in one request, and yield copies, which are good inside alone.
-        Raises DataConnectionError."""
+        """Read the peer's pages at these addresses in one request, and yield their copies, in the same order. The
+        copies lie in reused memory areas and are good inside the context alone. Raises DataConnectionError if the read
+        fails or takes longer than READ_S."""
         with self._lock, _failures():
             areas = [self._areas.pop() if self._areas else self._new_area() for _ in addresses]
         self._read(peer, addresses, areas)
@@ -154,8 +157,8 @@ class NixlAgent:
                 self._areas += areas
 
     def _read(self, peer: str, addresses: Sequence[int], areas: Sequence[NDArray[np.uint8]]) -> None:
-        """Read pages into the areas, and wait for READ_S at most. If this raises, the areas must not be used again as
-        long as the agent lives: NIXL may still write to them."""
+        """Read one page from each address into the area at the same place, and wait for READ_S at most. Raises
+        DataConnectionError if that fails; then the areas must not be used again, since NIXL may still write to them."""
         deadline = time.monotonic() + READ_S
         size = self._page_bytes
         with self._lock, _failures():
@@ -173,7 +176,7 @@ class NixlAgent:
             raise DataConnectionError("nixl", f"a read ended as {state}")
 
     def _new_area(self) -> NDArray[np.uint8]:
-        """Memory for one page, which NIXL may write to; it is kept until `close`."""
+        """Allocate memory for one page, and register it with NIXL, which may write to it; it is kept until `close`."""
         memory = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         area: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
         self._nixl.register_memory([(area.ctypes.data, len(area), 0, "")], _MEMORY)

@@ -34,9 +34,9 @@ def send_pages(
     put: Callable[[int, bytes, memoryview], None],
     mac: PageMac | None = None,
 ) -> None:
-    """Send all remaining pages, with MACs by `mac` if it is given, and wait until the store has taken them.
-    `put(index, header, body)` sends one page; some are sent ahead of the store's answer, TAKEN, with which a page is
-    released."""
+    """Send all remaining pages by `put(index, header, body)`, with MACs by `mac` if it is given, and wait until the
+    store has taken them. Up to 8 MiB of pages (2 to 32) are sent ahead of the store's answers, TAKEN; each answer
+    releases a page."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // transfer.page_bytes))
     waiting: deque[int] = deque()
     for index in list(page_source.remaining):
@@ -50,7 +50,8 @@ def send_pages(
 
 
 def _await_taken(exchange: Exchange, waiting: deque[int], page_source: PageSource) -> None:
-    """Wait for the store's answer that it has taken the first of the pages in `waiting`, and release that page."""
+    """Wait for the store's answer that it has taken the first of the pages in `waiting`; remove that page and release
+    it. Raises DataConnectionError if the answer names another page."""
     frame = exchange.receive_frame(FrameKind.TAKEN)
     if frame.head.page != waiting[0]:
         raise DataConnectionError("garbage", f"page {frame.head.page} was taken before {waiting[0]}")
@@ -60,8 +61,9 @@ def _await_taken(exchange: Exchange, waiting: deque[int], page_source: PageSourc
 def receive_parts(
     exchange: Exchange, frame: ReceivedFrame, page: int, transfer: PageTransfer[Any], sink: PageSink
 ) -> None:
-    """Receive the sink's next page in parts, the first of which has arrived as `frame`, check it, and commit it; `page`
-    is its number at the sender. Raises DataConnectionError, and PageCorrupt if it is not what its key says."""
+    """Receive the sink's next page in parts, check it, and commit it. `frame` is its first part, which has arrived;
+    `page` is its number at the sender. Raises DataConnectionError if a part is not what comes next, PageCorrupt if the
+    page is not what its key says."""
     index, came = sink.received_pages, 0
     while True:
         head = frame.head

@@ -34,7 +34,8 @@ class PeerCuda:
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Have the engine's device read all remaining pages from the peer's memory, then tell the peer that no more are
-        wanted. Pages count only once a later answer shows that their lease still stood."""
+        wanted. Pages count only once a later answer shows that their lease still stood; if the fetch breaks, the others
+        are dropped."""
         access = transfer.access
         address = access.socket or access.tcp
         if not address:
@@ -53,8 +54,9 @@ class PeerCuda:
         self._link.close()
 
     def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:
-        """Ask the peer where the next pages lie in its memory, and wait until at least one is filled. Each answer shows
-        that the lease stood until now, so the pages fetched before are kept."""
+        """Ask the peer where the next pages lie in its memory, and wait until at least one is filled. Returns the
+        places of the filled pages, in order. Each answer shows that the lease stood until now, so the pages fetched
+        before are kept."""
         first = transfer.access.first_index + self._pool_sink.reached
         exchange.send(FrameKind.LOCATE, page=first)
         while True:

@@ -52,7 +52,8 @@ class PeerNixl:
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """Read all remaining pages out of the peer's ring by NIXL, then tell the peer that no more are wanted."""
+        """Read all remaining pages out of the peer's ring by NIXL, then tell the peer that no more are wanted. The NIXL
+        agent is held until `close`. Raises TransportError if it cannot be made."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         try:
@@ -83,6 +84,8 @@ class PeerNixl:
 
             @contextlib.contextmanager
             def fetch(places: Sequence[int]) -> Iterator[Copy]:
+                """Read the pages at these offsets in the peer's ring in one request, and yield a function that copies
+                one of them."""
                 with agent.read(peer, [base + place for place in places]) as areas:
                     came = dict(zip(places, areas, strict=True))
                     yield lambda place, header, room: copy_body(header, came[place], room)

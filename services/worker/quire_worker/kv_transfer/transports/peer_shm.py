@@ -50,7 +50,8 @@ class PeerShm:
         self._link.close()
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """Ask for a descriptor of the peer's ring, map it, and copy pages out of it as the peer shows them."""
+        """Ask for a descriptor of the peer's ring, map it, and copy the remaining pages out of it, one at a time, as
+        the peer shows them."""
         exchange.send(FrameKind.MAP)
         frame = exchange.receive_frame(FrameKind.END)
         if not frame.fds:

@@ -46,7 +46,8 @@ class PeerTcp:
 
 
 def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-    """Receive all remaining pages in frames over the link, then tell the peer that no more are wanted."""
+    """Receive all remaining pages in frames over the link, in one request. Then tell the peer that no more are wanted,
+    and wait for its answer."""
     with link.exchange(address, transfer.access.key) as exchange:
         if sink.received_pages < len(transfer.run):
             first = transfer.access.first_index
@@ -59,7 +60,8 @@ def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAcces
 
 
 def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-    """Receive the next page into the sink; the sink is flushed first if the page does not begin to come soon."""
+    """Receive the next page into the sink. If the page does not begin to come within SOON_S, first flush the sink,
+    which announces the pages before it."""
     if not exchange.connection.wait(SOON_S):
         sink.flush()
     frame = next_but_alive(exchange, transfer.page_bytes)

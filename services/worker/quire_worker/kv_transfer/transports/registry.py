@@ -49,7 +49,8 @@ class TransportEntry:
     """A package beyond the worker's own dependencies."""
 
     def make(self, end: Any) -> Any:
-        """Import the transport's class, and make a Transport for a StoreEnd or a FetchTransport for a PullEnd."""
+        """Import the transport's class, and return its instance: a Transport for a StoreEnd, or a FetchTransport for a
+        PullEnd."""
         module = importlib.import_module(f"{__package__}.{self.module}")
         return getattr(module, self.class_name).make(end)
 
@@ -78,7 +79,8 @@ TRANSPORTS = (
 
 
 def entries(traffic: Traffic, choice: str = "") -> list[TransportEntry]:
-    """All transports of that traffic, or those that a flag's choice leaves open, in order of preference."""
+    """Return all transports of that traffic, or those that a flag's choice leaves open, in order of preference. `auto`
+    leaves all open but those that are used by name alone."""
     return [
         entry
         for entry in TRANSPORTS
@@ -97,11 +99,13 @@ def choices(traffic: Traffic) -> tuple[str, ...]:
 
 
 def peer_sockets(choice: str) -> frozenset[PeerSocket]:
-    """The sockets that peers need to come in by the transports that a choice leaves open."""
+    """Return the sockets that this worker must open, so that peers come in by the transports that a choice leaves
+    open."""
     return frozenset[PeerSocket]().union(*(entry.sockets for entry in entries(Traffic.PEER, choice)))
 
 
 def missing_package(choice: str) -> str:
-    """The package that a transport between workers needs and that is not installed; empty: none."""
+    """Return the package beyond the worker's own dependencies that a chosen transport between workers needs and that is
+    not installed; empty if there is none."""
     needed = (entry.package for entry in entries(Traffic.PEER, choice) if entry.package)
     return next((package for package in needed if importlib.util.find_spec(package) is None), "")

@@ -64,7 +64,8 @@ class SharedMap:
         self._bytes = None
 
     def _view(self, start: int, size: int) -> NDArray[np.uint8]:
-        """A view of this range; raises PageCorrupt outside of the file, DataConnectionError once the map is closed."""
+        """Return a view of `size` bytes from `start` on. Raises PageCorrupt if they are not all in the file,
+        DataConnectionError once the map is closed."""
         found = self._bytes
         if found is None:
             raise DataConnectionError("ended", "the memory's owner has gone")
@@ -89,7 +90,7 @@ class SharedMapCache:
 
     @contextlib.contextmanager
     def using(self, fd: int) -> Iterator[SharedMap]:
-        """Yield a map of the file, the kept one or a new one. It is closed when it has not been used for `idle_s`.
+        """Yield a map of the file, the kept one or a new one. The map is closed once it has not been used for `idle_s`.
         Takes over `fd`. Raises DataConnectionError if the file cannot be mapped."""
         file = _file_of(fd)
         with self._lock:
@@ -117,7 +118,7 @@ class SharedMapCache:
         return len(self._maps)
 
     def _close_idle(self, file: _File) -> None:
-        """Close a map, unless somebody has used it since this timer began."""
+        """Close and forget a map, unless somebody has used it since this timer began. Runs on the timer's thread."""
         with self._lock:
             if not self._users[file] and self._timers.get(file) is threading.current_thread():
                 del self._users[file], self._timers[file]
@@ -125,7 +126,7 @@ class SharedMapCache:
 
 
 def _file_of(fd: int) -> _File:
-    """Device and inode, which identify a file; raises DataConnectionError."""
+    """Return device and inode, which identify a file. Raises DataConnectionError if `fd` is bad."""
     try:
         status = os.fstat(fd)
     except OSError as error:

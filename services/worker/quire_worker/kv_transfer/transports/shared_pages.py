@@ -50,9 +50,9 @@ def fetch_shared_pages(
     most: int,
     mac: PageMac | None = None,
 ) -> None:
-    """Ask for all remaining pages with a frame of this kind, and copy each into the sink from the place that the peer
-    shows, up to about `most` at a time. `fetch` takes some places and yields a function that copies one page and
-    returns its checksum. `mac`, if given, verifies each page. Raises TransportError for a wrong page."""
+    """Ask for all remaining pages with a frame of this kind. Copy each into the sink from the place that the peer
+    shows, about `most` at a time. `fetch` takes some places and yields a function that copies one page and returns its
+    checksum. `mac`, if given, verifies each page. For a wrong page, closes the link and raises TransportError."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
@@ -69,8 +69,9 @@ def fetch_shared_pages(
 def _receive_shared(
     exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink, most: int
 ) -> list[_SharedPage]:
-    """Receive the next pages that the peer shows: the pages of one frame, however long it takes to arrive, and those of
-    further frames that have arrived already, up to `most` pages."""
+    """Receive the next pages that the peer shows: those of one frame, however long it takes to arrive. Pages of further
+    frames follow while frames have arrived already, until there are `most`. Before a longer wait, the sink is flushed.
+    Raises DataConnectionError for pages that do not come next."""
     shared: list[_SharedPage] = []
     while sink.received_pages + len(shared) < len(transfer.run) and len(shared) < most:
         if shared and not exchange.connection.wait(0):
@@ -98,8 +99,8 @@ def _take_pages(
     copy: Copy,
     mac: PageMac | None,
 ) -> None:
-    """Copy each shown page into the sink, check it, and commit it before the next. The peer hears that pages are taken
-    at the end of each frame, or sooner if copying is slow. Raises PageCorrupt."""
+    """Copy each shown page into the sink, check it, and commit it before the next. The peer is told by TAKEN that pages
+    were copied: at the end of each frame, or sooner if copying is slow. Raises PageCorrupt."""
     told_s = time.monotonic()
     for each in shared:
         room = sink.next_buffer()

@@ -53,8 +53,9 @@ class ArenaMap:
         return self._sock is sock
 
     def copy(self, offset: int, generation: int, body: memoryview) -> tuple[bytes, int]:
-        """Copy the page at `offset` into `body`, if it still is of that generation; returns its header, and the copy's
-        checksum under that header. Raises PageCorrupt, and DataConnectionError where the store has gone."""
+        """Copy the page at `offset` of the arena into `body`; returns its header, and the copy's checksum under that
+        header. Raises PageReplaced if the place now has another generation, PageCorrupt for a bad offset, and
+        DataConnectionError if the store has gone."""
         if offset < _HEAD_BYTES:
             raise PageCorrupt(f"there is no page at {offset}")
         header = self._map.read(offset, HEADER_BYTES)
@@ -69,7 +70,7 @@ class ArenaMap:
         self._map.close()
 
     def _watch(self) -> None:
-        """Close the map when the connection ends. Runs on a thread, and reads nothing from the connection."""
+        """Wait, on a thread, until the connection ends, then close the map. Reads nothing from the connection."""
         poll = select.poll()
         with contextlib.suppress(OSError, ValueError):  # it has been closed already
             poll.register(self._sock, select.POLLRDHUP)
@@ -113,8 +114,8 @@ class ShmTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Copy all remaining pages out of the store's arena, and check each. A damaged page is reported to the store.
-        Raises PageCorrupt, and PageReplaced for a page whose lease has ended."""
+        """Copy all remaining pages out of the store's arena, and check each. A damaged page is reported to the store,
+        then PageCorrupt is raised. Raises PageReplaced for a page whose lease has ended, without a report."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)
@@ -132,8 +133,9 @@ class ShmTransport:
                 raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """Lend the store the ring, once for each connection, and name the place of each page that is left; the store
-        copies the pages out of the ring. Returns when the store has taken them all. Raises TransportError, NotFound."""
+        """Lend the store the ring, once for each connection, and name the place of each remaining page; the store
+        copies the pages out of the ring. Returns when the store has taken them all. Raises TransportError, and NotFound
+        if the store refuses."""
         size = len(page_source.remaining) * transfer.page_bytes
         try:
             with self._sending.exchange(transfer.access.arena, transfer.access.key, size) as exchange:
@@ -154,7 +156,8 @@ class ShmTransport:
             self._arena.close()
 
     def _mapped(self, exchange: Exchange) -> ArenaMap:
-        """The store's arena, which is asked for and mapped once for each connection."""
+        """Return the store's arena, which is asked for and mapped once for each connection. Raises DataConnectionError
+        if the store sends no descriptor."""
         if self._arena is None or self._arena.closed or not self._arena.came_over(exchange.connection.sock):
             if self._arena is not None:
                 self._arena.close()
@@ -166,7 +169,7 @@ class ShmTransport:
         return self._arena
 
     def _lend(self, exchange: Exchange, fd: int) -> None:
-        """Send the store the ring's descriptor, once for each connection."""
+        """Send the store the ring's descriptor and wait for its answer, once for each connection."""
         if self._lent_to is not exchange.connection:
             exchange.send(FrameKind.LEND, fds=[fd])
             exchange.receive_frame(FrameKind.END)

@@ -68,6 +68,7 @@ class TcpTransport:
             with self._sending.exchange(address, transfer.access.key, size) as exchange:
 
                 def put(index: int, header: bytes, body: memoryview) -> None:
+                    """Send one page in parts of at most BODY_BYTES."""
                     for start in range(0, len(body), BODY_BYTES):
                         part = body[start : start + BODY_BYTES]
                         last = start + len(part) == len(body)
@@ -84,8 +85,8 @@ class TcpTransport:
 
 
 def _host(kvstore: str) -> str:
-    """The host of the kvstore's address as configured or discovered, never as the wire says; empty if the address has
-    none."""
+    """Return the host in the kvstore's configured or discovered address, which the wire never names. Empty if the
+    address has none."""
     try:
         return split_address(kvstore.removeprefix("dns:///"), "kvstore")[0]
     except ConfigError:

@@ -47,8 +47,8 @@ class TransportSelector:
 
     @classmethod
     def from_name(cls, choice: str, kvstore: str, client: KvClient) -> TransportSelector:
-        """Make the selector for a choice of --kv-transport. Without the package for keys, transports that need keys are
-        left out."""
+        """Return a selector of the transports that a choice of --kv-transport leaves open. Without the package for
+        keys, transports that need keys are left out."""
         end = StoreEnd(kvstore, client)
         usable = (entry for entry in entries(Traffic.STORE, choice) if AVAILABLE or not entry.needs_keys)
         return cls([entry.make(end) for entry in usable], client.data_endpoints)
@@ -64,7 +64,8 @@ class TransportSelector:
         threading.Thread(target=self._probe_until_answered, name="transport-probe", daemon=True).start()
 
     def probe(self) -> bool:
-        """Find out which transport is open, and log it; return whether the store answered."""
+        """Ask the store for its endpoints, try which transport is open, and log it. Returns whether the store answered,
+        even if no transport is open. That it does not answer is logged once."""
         try:
             access = self._data_endpoints()
         except QuireError as error:
@@ -79,6 +80,7 @@ class TransportSelector:
         return True
 
     def _probe_until_answered(self) -> None:
+        """Probe until the store answers or `close`, with pauses that double from 0.2 to 30 s."""
         pause_s = _FIRST_PAUSE_S
         while not self.probe() and not self._closing.wait(pause_s):
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
@@ -97,8 +99,8 @@ class TransportSelector:
             transport.close()
 
     def _try_transports(self, access: LeaseAccess, attempt: Callable[[Transport], None]) -> None:
-        """Attempt the offered transports in turn, and remember which one was used. Raises Unavailable if none
-        succeeds."""
+        """Attempt the transports that this access allows, in turn, until one succeeds, and remember it as `last_used`;
+        a change is logged. Raises Unavailable if none succeeds."""
         offered = [transport for transport in self._transports if transport.offered(access)]
         used = self._fallback.try_in_turn(offered, None, attempt)
         if used is None:
