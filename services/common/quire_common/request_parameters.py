@@ -57,7 +57,7 @@ class NumberCodec:
         self._bounds = tuple((each.name, each.engine_low, each.high, each.engine_range) for each in numbers)
 
     def into_pb(self, record: object, message: pb.SamplingParams) -> None:
-        """Record to wire."""
+        """Write the record's numbers into the message, without those that an absent field stands for."""
         for (name, unsent), value in zip(self._unsent, self._values(record), strict=True):
             if value != unsent:
                 setattr(message, name, value)
@@ -75,7 +75,8 @@ class NumberCodec:
         return found
 
     def asks(self, message: pb.SamplingParams) -> bool:
-        """Whether a message has a number that is not its default."""
+        """Return whether a message has a number that is not its default. An optional field that is set to 0 counts
+        too."""
         values = self._values(message)
         if any(values):
             return values != self._defaults
@@ -93,7 +94,8 @@ class NumberCodec:
         return found
 
     def check(self, record: object) -> None:
-        """Raise InvalidArgument for a number outside its bounds; NaN is outside of all."""
+        """Raise InvalidArgument, with the parameter's name, for a number outside the engine's bounds; NaN is outside of
+        all."""
         for (name, low, high, range_text), value in zip(self._bounds, self._values(record), strict=True):
             if not low <= value <= high:
                 raise InvalidArgument(
@@ -102,7 +104,8 @@ class NumberCodec:
 
 
 def _unsent(parameter: Parameter) -> float | None:
-    """The value that into_pb leaves out: none where even the default is sent."""
+    """Return the value that `into_pb` leaves out: 0 for a field that cannot be absent, else the default. None: even the
+    default is sent."""
     if not _FIELDS[parameter.name].has_presence:
         return 0
     return None if parameter.always_sent else parameter.default

@@ -128,14 +128,14 @@ def epoch_from_pb(message: common_pb2.Epoch) -> Epoch:
 
 
 def scheduler_hello(capabilities: tuple[str, ...] = (), *, expects_peers: bool = False) -> worker_pb2.Grant:
-    """Return the scheduler's first frame. `expects_peers`: whether this worker will exchange pages with other
-    workers."""
+    """Return the scheduler's first frame, a Grant with its hello: protocol version and capabilities. `expects_peers`:
+    whether this worker will exchange pages with other workers."""
     hello = worker_pb2.Hello(protocol_version=PROTOCOL_VERSION, capabilities=capabilities, expects_peers=expects_peers)
     return worker_pb2.Grant(hello=hello)
 
 
 def check_hello(message: worker_pb2.Hello) -> None:
-    """Raise FailedPrecondition where the peer speaks another version."""
+    """Raise FailedPrecondition if the peer speaks another version of the credit protocol."""
     if message.protocol_version != PROTOCOL_VERSION:
         raise FailedPrecondition(
             "PROTOCOL_VERSION",
@@ -163,7 +163,8 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
 
 
 def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
-    """Decode a worker's hello. Raises FailedPrecondition for another protocol version."""
+    """Decode a worker's hello. `max_row_tokens` is 1 at least. Raises FailedPrecondition for another protocol
+    version."""
     check_hello(message)
     return WorkerHello(
         epoch=epoch_from_pb(message.epoch),
@@ -180,7 +181,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
 
 
 def geometry_to_pb(pages: PageGeometry) -> common_pb2.PageGeometry:
-    """Encode a page geometry. A group's retention follows from its window."""
+    """Encode a page geometry. A group's retention follows from its window: sliding if it has one, else full."""
     groups = [
         common_pb2.KvGroup(
             name=g.name,

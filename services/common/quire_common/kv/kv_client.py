@@ -103,8 +103,9 @@ class KvClient:
         direct: bool = False,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. With `direct`,
-        the result also has the access that `attach` returns. Raises QuireError."""
+        """Look up the longest stored prefix of the run, and keep it by a lease of `lease_ms` (0: the store's default)
+        unless `pin` is False. With `direct`, the result also has the access that `attach` returns. Raises
+        QuireError."""
         request = _lookup_request(run, lease_ms, pin, context)
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
@@ -130,8 +131,9 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> Generator[tuple[int, bytes], None, None]:
-        """Yield the index and the framed bytes of each page in `indices`, as they arrive; by default, of all pages of
-        the lease. The bytes are not checked. A reader that stops early ends the call. Raises QuireError."""
+        """Yield the index and the framed bytes of each page in `indices`, as they arrive; None: of all pages of the
+        lease, an empty list: of none. The bytes are not checked. A reader that stops early ends the call. Raises
+        QuireError."""
         if indices is not None and not len(indices):
             return
         request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
@@ -151,7 +153,7 @@ class KvClient:
 
     def check(self, lease: bytes, index: int, context: common_pb2.RequestContext | None = None) -> bool:
         """Ask the store to check one page of a lookup. Returns whether the page is intact; if not, the store removes
-        it. Raises NotFound, Unsupported."""
+        it. Raises NotFound if the lease has ended, Unsupported for a store that cannot check."""
         request = kvstore_pb2.CheckRequest(context=context, lease=lease, page=index)
         return bool(self._call(self._stub.Check, request, context).intact)
 
@@ -167,10 +169,11 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
-        """Put those of the run's pages that the store wants. `on_wanted` is called first, with their indices.
-        `body(index)` returns the body of one page; it is called in order, on a gRPC thread. A body may be changed once
-        `body` is called again. If `body` raises TransferCancelled, so does this method. After any failure the put is
-        released, so that the store need not wait for its lease to end."""
+        """Put those of the run's pages that the store wants, and return how many were wanted, stored and refused.
+        `on_wanted` is called first, with their indices. `body(index)` returns the body of one page; it is called in
+        order, on a gRPC thread. A body may be changed once `body` is called again. If `body` raises TransferCancelled,
+        so does this method. After any failure the put is released, so that the store need not wait for its lease to
+        end."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -182,8 +185,8 @@ class KvClient:
     def begin_put(
         self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
     ) -> StartedPut:
-        """Ask which of the run's pages the store wants, and get a lease under which to send them. If the store wants
-        any, `committing` must follow."""
+        """Ask which of the run's pages the store wants, and get a lease under which to send them. `page_bytes` is the
+        size of a page's body. If the store wants any, `committing` must follow. Raises QuireError."""
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
@@ -238,6 +241,7 @@ class KvClient:
         return int(self._call(self._stub.Release, request, None).released)
 
     def _try_release(self, lease: bytes) -> None:
+        """Release a lease; failures are ignored, since the lease then ends by itself."""
         try:
             self._stub.Release(kvstore_pb2.ReleaseRequest(leases=[lease]), timeout=self._timeout_s)
         except grpc.RpcError:
@@ -250,7 +254,8 @@ class KvClient:
         context: common_pb2.RequestContext | None,
         timeout_s: float | None = None,
     ) -> T:
-        """Call the method within the request's trace and time limit. Raises QuireError in place of gRPC's errors."""
+        """Call the method within the request's trace, with `timeout_s` or else the client's time limit, and return its
+        response. Raises QuireError in place of gRPC's errors."""
         try:
             with continued(context):
                 return method(request, timeout=timeout_s or self._timeout_s)
@@ -310,7 +315,7 @@ def _access(
     lease: bytes,
     response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
 ) -> LeaseAccess:
-    """Take the lease's access from a response."""
+    """Take the lease's access from a response; the answer to `begin_put` has no offsets and generations."""
     generations = () if isinstance(response, kvstore_pb2.BeginPutResponse) else tuple(response.generations)
     return LeaseAccess(
         lease, response.lease_key, response.arena, response.data_port, tuple(response.offsets), generations
@@ -318,7 +323,7 @@ def _access(
 
 
 def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
-    """Decode the answer to a lookup."""
+    """Decode the answer to a lookup. Only the answer to a direct lookup has `access`."""
     return Lookup(
         response.pages,
         response.lease,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
-    """Encode a session's outputs as one message."""
+    """Encode a session's outputs as one message: rows as columns of bytes, logprobs, and one entry for each note
+    (admitted with its ticket, finished, failed, prefilled, pulled)."""
     message = scheduler_pb2.SessionResponse()
     put_columns(out, message)
     if out.prompt_logprobs:
@@ -71,7 +72,8 @@ def handover_from_pb(message: scheduler_pb2.Handover) -> Handover:
 
 
 def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
-    """Encode the outputs of one request as a message of the GenerateTokens stream."""
+    """Encode the outputs of one request as a message of the GenerateTokens stream: tokens, the finish reason of the
+    last row, logprobs, and the finished note if there is one. Other notes are left out."""
     message = scheduler_pb2.GenerateTokensResponse(token=out.token.tobytes())
     if len(out.finish) and out.finish[-1]:
         message.finish_reason = common_pb2.FinishReason.Name(int(out.finish[-1]))  # type: ignore[assignment]  # names are accepted

@@ -36,8 +36,8 @@ class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
         self._target = target
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Details, request: Any) -> Any:
-        """Make the call with our metadata, in a span that ends with the call's status. If this task is cancelled, so is
-        the call."""
+        """Make the call with the request id and trace in its metadata. With tracing, wait for the call's status, with
+        which the call's span ends. If this task is cancelled while it waits, so is the call."""
         span = start_client_span(client_call_details.method, self._target)
         if span is None:
             return await continuation(_with_context(client_call_details), request)

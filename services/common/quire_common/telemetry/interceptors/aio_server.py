@@ -57,7 +57,8 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap the handler, once per method and kind: only registered methods have one, so the table is bounded."""
+        """Return the method's handler, wrapped as `_wrap` does; None for an unknown method. It is wrapped once per
+        method and kind: only registered methods have a handler, so the table is bounded."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -71,8 +72,9 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float, callers: CallerCheck | None) -> Handler:
-    """Return the handler with its behaviour guarded. With a time limit or a check of callers, the single request of a
-    call is read as a stream. Otherwise gRPC would read the request before the behaviour runs."""
+    """Return the handler with its behaviour wrapped. Calls are counted and traced, callers and requests are checked,
+    and exceptions become typed errors. With a time limit or a check of callers, the single request of a call is read as
+    a stream. Otherwise gRPC would read the request before the behaviour runs."""
     streamed = not handler.request_streaming and (receive_timeout_s > 0 or callers is not None)
     read = reading(receive_timeout_s or None) if streamed else None
     wrapped: Handler = wrap_handler(
@@ -85,12 +87,14 @@ def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float, call
 
 
 def _unary(behaviour: Any, method: ServerMethod, read: Read | None, callers: CallerCheck | None) -> Any:
-    """Wrap a behaviour that returns one response: check the caller, read and check the request, then run it guarded."""
+    """Wrap a behaviour that returns one response. The wrapper checks the caller, reads and checks the request, and
+    awaits the behaviour; `_guarded` ends the call and answers exceptions."""
 
     async def unary(request: Any, context: Any) -> Any:
         return await _guarded(ServerCall(method, context), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> Any:
+        """Check the caller, read and check the request, then await the behaviour. Raises QuireError for a refusal."""
         if callers is not None:
             callers(method.path, context.auth_context())
         if read is not None:
@@ -102,13 +106,15 @@ def _unary(behaviour: Any, method: ServerMethod, read: Read | None, callers: Cal
 
 
 def _streaming(behaviour: Any, method: ServerMethod, read: Read | None, callers: CallerCheck | None) -> Any:
-    """Wrap a behaviour that streams: check the caller, read and check the request, then run it guarded. Responses of a
-    generator are written here."""
+    """Wrap a behaviour that streams. The wrapper checks the caller, reads and checks the request, and runs the
+    behaviour; `_guarded` ends the call and answers exceptions. Responses of an async generator are written here; a
+    coroutine writes its own."""
 
     async def stream(request: Any, context: Any) -> None:
         await _guarded(ServerCall(method, context), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> None:
+        """Check the caller, read and check the request, then run the behaviour. Raises QuireError for a refusal."""
         if callers is not None:
             callers(method.path, context.auth_context())
         if read is not None:
@@ -121,14 +127,16 @@ def _streaming(behaviour: Any, method: ServerMethod, read: Read | None, callers:
 
 
 async def _write_all(responses: AsyncIterator[Any], context: Any) -> None:
+    """Write the generator's responses to the call, and close the generator at the end, whatever ends it."""
     async with contextlib.aclosing(responses):  # type: ignore[type-var]  # the caller checks that it is an async generator
         async for response in responses:
             await context.write(response)
 
 
 async def _guarded(call: ServerCall, work: Awaitable[Any], context: Any) -> Any:
-    """Await the handler's work, and end the call once, with its status. An exception aborts the call with a typed
-    error; only a cancellation of the call itself, or an abort by the handler, is raised again."""
+    """Await the handler's work, end the call's count and span once, with its status, and return the result. An
+    exception aborts the call with a typed error; so does a CancelledError that is not a cancellation of the call. A
+    cancellation of the call and an abort by the handler are raised again."""
     try:
         result = await work
     except grpc.aio.AbortError:
@@ -149,6 +157,7 @@ async def _guarded(call: ServerCall, work: Awaitable[Any], context: Any) -> Any:
 
 
 async def _abort(call: ServerCall, error: BaseException, context: Any) -> None:
+    """Log the failure, end the call with it, and abort the call with the typed error."""
     typed = call.failed(error)
     call.end(typed.grpc_code, typed.code)
     await context.abort(typed.grpc_code, to_status(typed).message, trailing_metadata(typed))

@@ -41,8 +41,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as in uvicorn
-        """Close a connection beyond `max_connections` at once; otherwise start the timer of its first head. For later
-        heads, uvicorn's keep-alive timeout runs."""
+        """Close a connection beyond `max_connections` at once and count it. Otherwise start the timer of its first
+        head, 30 s. For later heads, uvicorn's keep-alive timeout runs until they begin."""
         super().connection_made(transport)
         if 0 < self.max_connections < len(self.connections):
             metrics.http_refused.labels("TOO_MANY_CONNECTIONS").inc()
@@ -60,13 +60,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse("HEAD_TOO_LARGE", "Request head too large.")
 
     def on_message_begin(self) -> None:
-        """Start the timer of a later head on the same connection."""
+        """Start the timer of a head. The first head of a connection has its timer since the connection was made."""
         super().on_message_begin()
         if not self._in_head:
             self._start_head()
 
     def on_headers_complete(self) -> None:
-        """Stop the head's timer, and store the request's cycle in its scope, for `chunk_writer`."""
+        """Stop the head's timer, and store the request's cycle in its scope, for `chunk_writer`. After
+        `begin_last_answers`, the connection closes after this answer."""
         self._end_head()
         super().on_headers_complete()
         if self.last_answers:
@@ -86,13 +87,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _start_head(self) -> None:
-        """Begin to count the bytes of a head, and start the timer that refuses a head that takes too long."""
+        """Begin to count the bytes of a head, and start the timer that refuses it unless it is complete within
+        HEAD_TIMEOUT_S."""
         self._in_head, self._head_bytes = True, 0
         too_slow = "HEAD_TOO_SLOW", "Request head too slow."
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, *too_slow)
 
     def _end_head(self) -> None:
-        """Stop counting bytes, and the timer."""
+        """Stop counting the head's bytes, and cancel its timer."""
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -136,7 +138,7 @@ class ChunkWriter:
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """Return the writer of a response whose head has been sent. Returns None if the response is not chunked, or if a
-    server other than uvicorn runs the application."""
+    """Return the writer of a response whose head has been sent. A second call for the same request returns None. Also
+    returns None if the response is not chunked, or if a server other than uvicorn runs the application."""
     cycle: RequestResponseCycle | None = scope.pop(_CYCLE, None)
     return ChunkWriter(cycle) if cycle is not None and cycle.chunked_encoding else None
