@@ -100,7 +100,8 @@ class CudaCopier:
         self._passed = self._marked
 
     def close(self) -> None:
-        """End the thread, wait for all copies, close peers' memory and release the ring."""
+        """End the thread, waiting for it for a limited time, wait for all copies, close peers' memory and release the
+        ring."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._stream.synchronize()

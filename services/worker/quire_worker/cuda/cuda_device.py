@@ -171,8 +171,8 @@ class CudaDevice:
         return self._outcome(self._launch(batch))
 
     def _examine(self, error: Exception) -> None:
-        """Return if the step itself has caused a launch's error. If the GPU has failed, mark the device as broken and
-        raise. Waits for the stream."""
+        """Return if the step itself has caused a launch's error, after resetting the counters of masks. If the GPU has
+        failed, mark the device as broken and raise DEVICE_BROKEN. Waits for the stream."""
         try:
             self._stream.synchronize()
             if self._body.masks is not None:
@@ -233,6 +233,8 @@ class CudaDevice:
             self._body.launch(layout)
 
     def take_outcomes(self) -> list[StepOutcome]:
+        """Return the outcomes of the steps that have ended since the last call, in the order of their launch. Raises
+        DEVICE_BROKEN if the GPU has failed."""
         self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
@@ -245,6 +247,8 @@ class CudaDevice:
         self._host_rows.clear()
 
     def close(self) -> None:
+        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream and give the
+        matcher's ring back."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         if self._body.masks is not None and not self._thread.is_alive():
@@ -253,7 +257,8 @@ class CudaDevice:
             self._body.masks.close()
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:
-        """Decide how a step is launched. The plan of an earlier step is used again while the same sequences decode."""
+        """Decide how a step is launched: by which graph, and in which layout. The plan of an earlier step is used again
+        while the same sequences decode, unless a sequence has a LogitsState."""
         if self._planned is None or batch.controls or not is_next_step(self._planned[0], batch):
             graph, layout = self._find(batch)
             self._planned = batch, _StepPlan(graph, layout, _places(batch, layout))
@@ -261,7 +266,11 @@ class CudaDevice:
 
     def _find(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
         """Find a graph that suits the step, which may be captured now, and the layout by which the step is packed for
-        it. Without a graph (None) the layout is for a launch kernel by kernel."""
+        it. Without a graph (None) the layout is for a launch kernel by kernel.
+
+        Steps with prompt logprobs, logits processors in Python or more than STOP_IDS stop ids have no graph. cuDNN
+        computes long prompts in large steps and in steps without a graph.
+        """
         size, fresh = _size_of(batch), self._find_fresh(batch)
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.
@@ -286,8 +295,8 @@ class CudaDevice:
             return graphs.find(size, fresh=fresh)
 
     def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
-        """The long prompts that begin in this step and are left to cuDNN. Their rows count from the first row that
-        prefills."""
+        """Return the long prompts (from LEAST_TOKENS tokens on) that begin in this step and are left to cuDNN; none
+        without `fresh` plans. Their rows count from the first row that prefills."""
         if self._fresh is None:
             return ()
         chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
@@ -321,7 +330,8 @@ class CudaDevice:
 
     def _outcome(self, in_flight: _InFlightStep) -> StepOutcome:
         """Wait for a launched step, and make its outcome from the downloaded results: tokens and finish codes by
-        sequence, repetitions, failures, logprobs and times."""
+        sequence, repetitions, held rows, failures, logprobs and times. A failed sequence gets token -1 and finish
+        ERROR. Send the tokens of sequences with grammars to the matcher."""
         batch = in_flight.batch
         in_flight.done.synchronize()
         wait_us, forward_us = self._step_times(in_flight.launched_ns, time.perf_counter_ns())
@@ -351,8 +361,11 @@ class CudaDevice:
 
     def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:
         """Return the microseconds that the GPU was idle before a step, and the microseconds that it computed the step;
-        remember when the step ended. If the step was launched while the step before it ran, it begins at that step's
-        end. On an idle GPU it begins with its launch."""
+        remember when the step ended.
+
+        If the step was launched while the step before it ran, it begins at that step's end. On an idle GPU it begins
+        with its launch.
+        """
         began_ns = max(launched_ns, self._last_end_ns)
         idle_ns, self._last_end_ns = began_ns - self._last_end_ns, ended_ns
         return idle_ns // 1000, (ended_ns - began_ns) // 1000

@@ -40,7 +40,8 @@ class CudaPages:
         return self._rows
 
     def descriptor(self) -> bytes:
-        """The handle with which other processes of this host open the pages' memory; empty if it cannot be shared."""
+        """Return the handle with which other processes of this host open the pages' memory. If the memory cannot be
+        shared, log a warning and return b""."""
         try:
             return IpcMemory.of(self._rows, cuda_driver()).pack()
         except QuireError as error:

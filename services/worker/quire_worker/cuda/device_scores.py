@@ -32,7 +32,8 @@ class PendingScores:
     """Of a sequence's prompt tokens, and these."""
 
     def columns(self) -> dict[int, LogprobColumns]:
-        """By sequence, the logprobs of its prompt tokens. Only once the step's event has passed."""
+        """Return, by sequence, the logprobs of its prompt tokens. Sequences without any are left out. Call this only
+        once the step's event has passed."""
         found = {sequence: pending.columns(token) for sequence, (pending, token) in self.pending.items()}
         return {sequence: columns for sequence, columns in found.items() if columns is not None}
 

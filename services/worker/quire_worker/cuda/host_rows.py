@@ -122,8 +122,8 @@ class _StepGrammars:
         return own and bool(self._held[self._batch.slot[sequence]])  # type: ignore[index]  # it is there: own
 
     def apply(self, controls: LogitsState, sequence: int, row: Float32) -> None:
-        """Change a row of logits by its controls and its grammar, as the reference does. NaN of the model's own stays
-        to be seen."""
+        """Change a row of logits by its controls. If the row has a mask, also set the tokens that its grammar forbids
+        to -inf. If the model's own logits were not finite, such a row becomes NaN, so that this stays to be seen."""
         blocked, mask = self._blocked.get(sequence), self._masks.get(sequence)
         if mask is None:
             controls.apply(row, blocked)

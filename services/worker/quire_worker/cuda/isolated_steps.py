@@ -61,7 +61,8 @@ def run_isolated(
 
 
 def launch_error(error: Exception) -> QuireError:
-    """The error of a sequence that could not be launched."""
+    """Return the error of a sequence that could not be launched: GPU_OUT_OF_MEMORY if torch ran out of memory, else the
+    error of any failed sequence."""
     if isinstance(error, torch.OutOfMemoryError):
         return Internal(
             "GPU_OUT_OF_MEMORY",
@@ -72,7 +73,7 @@ def launch_error(error: Exception) -> QuireError:
 
 
 def _alone(batch: StepBatch, sequence: int) -> StepBatch:
-    """The step of one of its sequences, with the columns that the device reads."""
+    """Return the step of only this sequence, with its rows, its controls and the columns that the device reads."""
     kept = [sequence]
     bounds = ("bound", "min_len") if len(batch.bound) else ()
     columns = {name: getattr(batch, name)[kept] for name in ("slot", "fed", "last", "stop_id", *bounds)}
@@ -80,13 +81,14 @@ def _alone(batch: StepBatch, sequence: int) -> StepBatch:
 
 
 def _failed(error: Exception) -> StepOutcome:
-    """The outcome of a step of one sequence, which failed with this error."""
+    """Return the outcome of a step of one sequence that failed with this error: token -1, finish ERROR, no times."""
     finish = np.full(1, Finish.ERROR, np.uint8)
     return StepOutcome(np.full((1, 1), -1, np.int32), finish, {0: launch_error(error)}, None, _NO_TIME, 0)
 
 
 def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
-    """Join the outcomes of steps of one sequence each into the outcome of a whole step."""
+    """Join the outcomes of steps of one sequence each into the outcome of a whole step, numbered in their order. Times
+    are summed."""
     timings = [each.timing for each in outcomes]
     return StepOutcome(
         token=np.concatenate([each.token for each in outcomes]),

@@ -90,15 +90,21 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
     run, do_compile, listener = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> Any:
+        """Replace Triton's `run`: on the owner's thread it compiles without a launch, on other threads nothing
+        changes."""
         return run(self, *args, grid=grid, warmup=warmup or threading.get_ident() == owner, **more)
 
     def compile_later(self: Any, key: str, signature: Any, device: int, *how: Any) -> Any:
+        """Replace Triton's `_do_compile`: on the owner's thread, note a task for the kernel and return it. The kernel
+        is compiled at once as long as kernels are found on disk, later by the pool."""
         if threading.get_ident() != owner:
             return do_compile(self, key, signature, device, *how)
         task, kernels = Future[Any](), self.device_caches[device][0]
         tasks.append(task)
 
         def fill() -> None:
+            """Compile the kernel and, once one was missing on disk, its launcher; end the task with the kernel. After
+            an error, forget the task's place and end the task with the error."""
             try:
                 kernel = do_compile(self, key, signature, device, *how)  # which puts it in the task's place
                 if missed.is_set():
@@ -116,6 +122,7 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
         return task
 
     def listen(**told: Any) -> None:
+        """Note when a kernel was not found on disk, then call the listener that was there before."""
         if not told["cache_hit"]:
             missed.set()
         if listener is not None:
@@ -156,8 +163,8 @@ def _attend_by_hand(
     weight: Weight,
     onto: Tensor | None,
 ) -> Tensor | None:
-    """Stands in for a layer's attention: only what StepGraph launches between two pieces of a step, prefill tiles, the
-    output gate and the output projection."""
+    """Stand in for a layer's attention in steps with fresh prompts: launch only prefill tiles, the output gate and the
+    output projection, as StepGraph does between two pieces. Returns what the projection returns."""
     out = torch.empty_like(inputs.query)
     prefill_attention(inputs.query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
     if inputs.gate is not None:

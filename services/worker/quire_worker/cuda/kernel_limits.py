@@ -15,8 +15,8 @@ _HEAD_MULTIPLE, _MOST_HEAD = 16, 256
 
 
 def check_kernels(spec: DecoderSpec, page_size: int) -> None:
-    """Raise ConfigError for a page size, and Unsupported for a head size, that the kernels compute
-    wrongly or not at all: their tiles lie within a page."""
+    """Raise ConfigError for a page size that is no power of two from 16 to 1024. Raise Unsupported for a head size that
+    is no multiple of 16 or above 256. The kernels compute others wrongly or not at all."""
     if page_size not in _PAGE_SIZES:
         raise ConfigError(
             "BAD_BLOCK_SIZE",

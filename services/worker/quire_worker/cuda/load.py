@@ -57,8 +57,9 @@ class LoadedCudaModel:
 def load_cuda_model(
     folder: str | Path, options: LoadOptions, cuda: CudaOptions, progress: Progress = lambda *_: None
 ) -> LoadedCudaModel:
-    """Load a model folder or GGUF file onto the first GPU in bfloat16, and give KV pages the memory that is left to
-    them. Raises ConfigError or Unsupported with the cause."""
+    """Load a model folder or GGUF file onto the current GPU in bfloat16, and make its KV pages. They get the memory
+    that is left, or the bytes that `cuda` names. `progress` is called for each stage. Raises ConfigError or Unsupported
+    with the cause."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = find_source(folder, options, progress)
     source = source.measured()
@@ -113,6 +114,7 @@ def page_kind(*, batch_invariant: bool) -> bytes:
 
 
 def step_tokens(weight_bytes: int) -> int:
-    """The default for the most prefill tokens of a step, by the bytes of the weights. More tokens make GEMMs more
-    efficient, but sequences that decode wait for the step: 50 ms or so with 16,384 tokens of a small model."""
+    """Return the default for the most prefill tokens of a step: 16,384 for weights of less than 2 GiB, else 8192. More
+    tokens make GEMMs more efficient, but sequences that decode wait for the step: 50 ms or so with 16,384 tokens of a
+    small model."""
     return _LARGE_STEP if weight_bytes < _SMALL_WEIGHTS else _STEP

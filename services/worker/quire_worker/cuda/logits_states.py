@@ -135,7 +135,8 @@ class LogitsStates:
         return held
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes more may be taken; drops the states of ended sequences if that is needed."""
+        """Whether so many bytes more may be taken within the limit of all states. If they do not fit, drop the states
+        of ended sequences first."""
         if self._num_bytes + num_bytes > self._most_bytes:
             for slot in [slot for slot, held in self._held.items() if held.controls.ended]:
                 self._drop(slot)

@@ -54,7 +54,8 @@ def reserve_memory(size: int) -> None:
 
 
 def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:
-    """Bytes for KV pages: the free memory, less `reserve` for steps and the share that `utilization` leaves to others.
+    """Return the bytes for KV pages: the free memory, less `reserve` for steps, 1 GiB of slack and the share that
+    `utilization` leaves to others.
 
     `free` and `total` are of the device, once the weights are there. Raises ConfigError where nothing is left.
     """

@@ -16,7 +16,8 @@ class PinnedRing:
         self._turn = 0
 
     def next_buffer(self, words: int) -> Tensor:
-        """Return the next buffer as int32 [words], uninitialised. Allocates a larger one if needed."""
+        """Return the next buffer of the ring as int32 [words], uninitialised. If it is too small, a buffer of a power
+        of two replaces it."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._buffers)
         if len(self._buffers[turn]) < words:
             room = 1 << max(0, words - 1).bit_length()

@@ -65,10 +65,13 @@ class StepBody:
     def launch(
         self, layout: StepLayout, edit: Edit | None = None, *, attend: Attend[TritonPlan] | None = None
     ) -> Tensor:
-        """Launch all kernels of a step whose columns are uploaded. Its tokens and finish codes go to `results`, its
-        logits to `logits`, and `advanced` says whether the step got so far that it cannot be launched again. Returns
-        the hidden rows of all its tokens. In steps that are not captured, `edit` is called before any token is sampled.
-        `attend` replaces attention, as in Decoder.forward."""
+        """Launch all kernels of a step whose columns are uploaded: feed tokens, run the layers, compute the logits of
+        each sequence's last row, apply masks and logits processor states, and sample.
+
+        Its tokens and finish codes go to `results`, its logits to `logits`. `advanced` says whether the step got so far
+        that it cannot be launched again. Returns the hidden rows of all its tokens. In steps that are not captured,
+        `edit` is called before any token is sampled. `attend` replaces attention, as in Decoder.forward.
+        """
         size = layout.size
         self.advanced = False
         views = self._views(layout)

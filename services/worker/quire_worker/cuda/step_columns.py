@@ -39,6 +39,7 @@ class StepColumns:
 
 
 def is_next_step(before: StepBatch, now: StepBatch) -> bool:
-    """Whether the same sequences decode in both, and nobody else runs."""
+    """Whether `now` runs the same sequences as `before`, and all of them decode. The arrays that StepBuilder keeps are
+    compared by identity. False if a sequence may not stop yet in either step."""
     same = now.params is before.params and now.fed is before.fed and now.sample is before.sample
     return same and not now.blocked and not before.blocked and bool(now.fed.all())

@@ -89,8 +89,8 @@ class StepExtras:
 def _attribute_failures(
     sequences: Iterable[int], failed: dict[int, QuireError], examine: Callable[[Exception], None]
 ) -> Iterator[None]:
-    """Inside, an exception becomes the error of these sequences, in `failed`, unless `examine` finds that it is the
-    device's own and raises."""
+    """In this context, an exception is logged and becomes the error of these sequences in `failed`. If the error is the
+    device's own, `examine` raises."""
     try:
         yield
     except Exception as error:

@@ -76,7 +76,9 @@ class StepLayout:
 
     @classmethod
     def of(cls, size: StepSize, tiling: Tiling, stop_ids: int = STOP_IDS, *, fresh: bool = False) -> StepLayout:
-        """Place all columns of a step of this size; `fresh`: prompt chunks may be left to cuDNN, without tiles."""
+        """Place all columns of a step of this size, one after another at multiples of 16 bytes. Columns for controls,
+        masks, KV splits and tiles exist only if the size needs them. `fresh`: prompt chunks may be left to cuDNN,
+        without tiles."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
         lengths = {"table_width": 1, "params": WORDS * size.sequences}
@@ -119,7 +121,7 @@ class StepLayout:
         return self.table_at + self.size.sequences * table_width
 
     def pack_nobody(self, buffer: Tensor) -> None:
-        """Write a step in which all rows are padding into a device buffer."""
+        """Write a step in which all rows are padding into a device buffer, with page tables of one page."""
         buffer[: self.words(1)] = 0
         for name in ("slot", "mask_slot", "stop_id", "row_position", "tile_sequence", "split"):
             if name in self.place:
@@ -256,7 +258,8 @@ class StepLayout:
 
 
 def _mask_slots(batch: StepBatch) -> tuple[Int32, Int32]:
-    """[S] the mask slots of sequences that sample by a grammar, and their generation as in the stamps of masks."""
+    """Return two columns [S]: the mask slots of sequences that sample by a grammar, and their generation as in the
+    stamps of masks. Without a grammar the slot is NO_GRAMMAR, without a mask slot NO_MASK_SLOT_YET."""
     mask_slot = np.full(len(batch.count), NO_GRAMMAR, np.int32)
     generation = np.zeros(len(batch.count), np.int32)
     for sequence, constraint in batch.constraints.items():

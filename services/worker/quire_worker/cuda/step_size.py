@@ -38,7 +38,8 @@ class StepSize:
     @property
     def in_advance(self) -> bool:
         """Whether a graph of this size is captured before a step needs it. Of the sizes with logits processor states,
-        only one is, because few steps need them. Of the sizes with masks, those that only decode are."""
+        only the one that decodes one sequence is. Of the sizes with masks, those that only decode without such states
+        are."""
         if self.masked:
             return not self.rows and not self.controlled
         return not self.controlled or (self.decodes == 1 and not self.rows)
@@ -54,11 +55,12 @@ class StepSize:
         return self.decodes + self.rows
 
     def tiles(self, tokens: int) -> int:
-        """Most prefill tiles of so many tokens that the chunks may need."""
+        """Return the most prefill tiles of so many tokens that the chunks may need; 0 without prefill rows."""
         return 0 if not self.rows else -(-self.rows // tokens) + self.chunks
 
     def holds(self, other: StepSize) -> bool:
-        """Whether the other fits into this one's padding."""
+        """Whether the other size fits into this one's padding: it has no more decode rows, prefill rows and chunks, and
+        no flag that this size lacks."""
         return (
             self.decodes >= other.decodes
             and self.rows >= other.rows
@@ -69,7 +71,8 @@ class StepSize:
         )
 
     def suits(self, other: StepSize) -> bool:
-        """Whether the other fits into this size's padding, and would not waste much in it."""
+        """Whether the other size fits into this size's padding. If this size has more than MOST_PADDED_ROWS prefill
+        rows, it may also have at most 1/16 more rows than the other."""
         wasteful = self.rows > MOST_PADDED_ROWS and self.total_rows > (1 + _WASTE) * other.total_rows
         return self.holds(other) and not wasteful
 

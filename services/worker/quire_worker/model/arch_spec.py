@@ -57,7 +57,8 @@ class QkNormSpec:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the kernel that rotates the heads norms them too."""
+        """Whether the kernel that rotates the heads norms them too: RMS norms of single heads with the same weights for
+        all heads, and no biases."""
         return self.granularity == "head" and self.kind == "rms" and not self.bias
 
 
@@ -202,7 +203,8 @@ class AttentionLayers(ABC):
         return tuple(each.window for each in self.attention)
 
     def _check_one_shape(self) -> None:
-        """Raise ValueError if layers have heads of different shapes, since a KV group has one shape."""
+        """Raise ValueError if layers differ in heads, KV heads, head size, softcap or score scale, since a KV group has
+        one shape."""
         shapes = {(each.heads, each.kv_heads, each.head_dim, each.softcap, each.score_scale) for each in self.attention}
         if len(shapes) != 1:
             raise ValueError(f"layers of {len(shapes)} head shapes, where one KV group has one")
@@ -242,7 +244,8 @@ class ArchSpec(AttentionLayers):
 
     @property
     def row_bytes(self) -> int:
-        """See `AttentionLayers.row_bytes`: the activations of a layer in bfloat16."""
+        """See `AttentionLayers.row_bytes`. This estimates the activations of one layer in bfloat16 from its sizes:
+        heads, output gates, hidden and intermediate numbers."""
         gates = any(each.output_gate for each in self.attention)
         heads = (2 + gates) * self.attention[0].query_size + 2 * self.attention[0].kv_size
         return 2 * (heads + 6 * self.hidden_size + 3 * self.intermediate_size)

@@ -86,7 +86,12 @@ def check_config(config: ConfigFile, family: Family) -> None:
 
 
 def check_fields(config: ConfigFile, says: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a key that changes the model and was not read, unless `says` has its value."""
+    """Raise Unsupported for the first key that changes the model and was not read, unless `says` has its value or the
+    value asks for nothing.
+
+    Such a key is in the table of known keys, or its name speaks of attention. Null values and keys that change nothing
+    are skipped.
+    """
     for key, value in config.fields.items():
         if value is None or key in config.seen or value == says.get(key):
             continue
@@ -99,13 +104,14 @@ def check_fields(config: ConfigFile, says: Mapping[str, Any]) -> None:
 
 
 def check_model_type(config: ConfigFile, family: Family) -> None:
-    """Raise Unsupported if `model_type` belongs to another family than `architectures`."""
+    """Raise Unsupported if config.json has a `model_type` that is not the family's."""
     if config.text("model_type", family.model_type) != family.model_type:
         raise refused(config, "model_type", f"layers that are not {family.model_type}'s")
 
 
 def refused(config: ConfigFile, key: str, meaning: str) -> Unsupported:
-    """Return the error for a key that asks for something that the worker does not compute."""
+    """Make the error (UNSUPPORTED_CONFIG) for a key whose value asks for `meaning`, which the worker does not compute.
+    The caller raises it."""
     shown, own = repr(config.fields.get(key))[:80], config.keys.get(key, key)
     return Unsupported(
         "UNSUPPORTED_CONFIG",

@@ -26,7 +26,7 @@ def eos_token_ids(folder: Path, config: ConfigFile) -> tuple[int, ...]:
 
 def context_length(config: ConfigFile, asked: int) -> int:
     """Return the greatest number of tokens of a sequence: `asked` or, if that is 0, the model's context. Raises
-    ConfigError if it exceeds the model's context or the range of int32 positions."""
+    ConfigError if `asked` exceeds the model's context, or if the context counts and exceeds int32."""
     positions = config.positions(CONTEXT)
     if asked > positions:
         raise ConfigError(

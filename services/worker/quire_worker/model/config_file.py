@@ -20,7 +20,8 @@ _MOST_POSITIONS = 2**63 - 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of bounded size."""
+    """Read a JSON object from a file of at most 16 MiB. Raises ConfigError if the file cannot be read, is larger, is
+    not JSON, or holds no object."""
     try:
         size = path.stat().st_size
         raw = path.read_bytes() if size <= MAX_CONFIG_BYTES else b""
@@ -64,8 +65,11 @@ class ConfigFile:
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
     def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
-        """Return the same config with fields renamed to the usual names, and with defaults for absent fields. Readers
-        refuse nulls whose meaning they do not know. The new config records no field as read."""
+        """Return the same config with fields renamed to the usual names (`renamed`: own name -> usual name), and with
+        defaults for absent fields. A null does not replace a value that the file has under the usual name.
+
+        Readers of the new config refuse nulls whose meaning they do not know. It records no field as read.
+        """
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)
@@ -102,7 +106,9 @@ class ConfigFile:
         maximum: int = MAX_I32,
         nullable: bool = False,
     ) -> int:
-        """Read an integer from `minimum` to `maximum`. If `nullable`, null means the default."""
+        """Read an integer from `minimum` to `maximum`, or `default` if the field is absent; note it as read. Null means
+        the default if `nullable`, or if the config does not refuse nulls. Raises ConfigError for another value, and for
+        an absent field without a default."""
         value = self._value(name, default, nullable)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.bad(name, f"an integer from {minimum} to {maximum}")
@@ -113,7 +119,9 @@ class ConfigFile:
         return self.integer(name, default, maximum=_MOST_POSITIONS)
 
     def number(self, name: str, default: float | None = None, *, nullable: bool = False) -> float:
-        """Read a finite number above 0. If `nullable`, null means the default."""
+        """Read a finite number above 0 as a float, or `default` if the field is absent; note it as read. Null means the
+        default if `nullable`, or if the config does not refuse nulls. Raises ConfigError for another value, and for an
+        absent field without a default."""
         value = self._value(name, default, nullable)
         # Not isfinite: an integer may be more than a float holds.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
@@ -121,8 +129,9 @@ class ConfigFile:
         return float(value)
 
     def flag(self, name: str, default: bool, *, null: bool | None = None) -> bool:
-        """Return a field that is true or false, or `default` if it is absent. `null` is the meaning of null, if null
-        has one. Raises ConfigError for any other value."""
+        """Return a field that is true or false, or `default` if it is absent; note it as read. A null means `null` if
+        this is given. Otherwise it means the default, or is an error in a config that refuses nulls. Raises ConfigError
+        for any other value."""
         said = default if null is None or not self.is_null(name) else null
         value = self._value(name, said, null is not None)
         if not isinstance(value, bool):
@@ -130,21 +139,24 @@ class ConfigFile:
         return value
 
     def text(self, name: str, default: str | None = None, *, nullable: bool = False) -> str:
-        """Read a string. If `nullable`, null means the default."""
+        """Read a string, or `default` if the field is absent; note it as read. Null means the default if `nullable`, or
+        if the config does not refuse nulls. Raises ConfigError for another value, and for an absent field without a
+        default."""
         value = self._value(name, default, nullable)
         if not isinstance(value, str):
             raise self.bad(name, "a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Read a list of strings; empty if absent."""
+        """Read a list of strings; empty if absent or null. Raises ConfigError for any other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Read a list of integers that are not negative; empty if absent."""
+        """Read a list of integers from 0 to the largest int32; empty if absent or null. Raises ConfigError for any
+        other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in value
@@ -153,7 +165,7 @@ class ConfigFile:
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Read a list of finite numbers above 0."""
+        """Read a list of finite numbers above 0; empty if absent or null. Raises ConfigError for any other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
@@ -163,7 +175,8 @@ class ConfigFile:
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Read a token id or a list of token ids; empty if absent. The ids may be outside the vocabulary."""
+        """Read a token id or a list of token ids as a tuple; empty if absent or null. The ids may be outside the
+        vocabulary. Raises ConfigError for any other value."""
         value = self._value(name, [], True)
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in items):
@@ -171,7 +184,8 @@ class ConfigFile:
         return tuple(items)
 
     def section(self, name: str) -> ConfigFile | None:
-        """Read a nested object; None if absent."""
+        """Read a nested object as a config of its own, and note the field as read; None if it is absent or null. Raises
+        ConfigError if it is no object."""
         self.seen.add(name)
         value = self.fields.get(name)
         if value is None:
@@ -181,8 +195,8 @@ class ConfigFile:
         return ConfigFile(value, f"{self.source}: {name}", refuses_null=self.refuses_null)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
-        """Return the error for a field that is absent or has a wrong value. `fix`: the fix that the error names, if it
-        is not to correct the model's own file."""
+        """Make the ConfigError for a field that is absent or has a wrong value; the caller raises it. `wanted`
+        describes right values. `fix`: the fix that the error names, if it is not to correct the model's own file."""
         fix = fix or "Use the config.json of the model's own revision."
         key = self.keys.get(name, name)
         if name not in self.fields:
@@ -191,6 +205,8 @@ class ConfigFile:
         return ConfigError("BAD_CONFIG", f"{self.source}: `{key}` is {shown}, not {wanted}.", fix)
 
     def _value(self, name: str, default: object, nullable: bool) -> object:
+        """Return the field's value and note it as read. An absent field gives `default`. A null gives `default` too, if
+        `nullable` or the config does not refuse nulls; else None."""
         self.seen.add(name)
         value = self.fields.get(name)
         nullable = (nullable and name not in self.defaulted) or not self.refuses_null or name not in self.fields

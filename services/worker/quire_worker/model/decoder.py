@@ -72,7 +72,7 @@ class Decoder(Generic[P]):
 
     def few_layers(self) -> Decoder[P]:
         """Return a decoder of the first layers, with the same weights. It has as many layers as are needed for one of
-        each attention window, with and without an output gate, and at least two."""
+        each attention window and chunk, with and without an output gate, and at least two."""
         kinds = [
             (each.rules.window, each.rules.chunk, each.output_gate is None)
             for each in (layer.mixer for layer in self.layers)
@@ -84,7 +84,11 @@ class Decoder(Generic[P]):
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
         """Compute hidden [R, H] before the final norm from token [R] int64, and write the rows' keys and values to
-        `pages`. `attend`, if given, replaces attention and the linear layer after it."""
+        `pages`.
+
+        `attend`, if given, replaces attention and the linear layer after it in every layer. Without it, the ops may
+        replay a recorded pass.
+        """
         if attend is None:
             residual, delta = self._run_layers(token, pages, plan)
         else:
@@ -94,7 +98,8 @@ class Decoder(Generic[P]):
     def run_layers(
         self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute `forward` without its last addition. Returns the two summands, [R, H] each."""
+        """Compute the embedding and all layers: `forward` without its last addition. Returns the residual [R, H] and
+        the [R, H] to add to it, which is None if nothing is left to add."""
         residual = self._embed(token, plan)
         delta: Tensor | None = None
         for layer in self.layers:
@@ -114,7 +119,8 @@ class Decoder(Generic[P]):
         return self.ops.lm_head(self.final_norm.run(self.ops, hidden), self.head, self.spec.logit_softcap)
 
     def _embed(self, token: Tensor, plan: P) -> Tensor:
-        """Compute the residual stream before the first layer [R, H] from token [R]."""
+        """Compute the residual stream before the first layer [R, H] from token [R]: scaled embeddings, plus learned
+        position embeddings and a norm if the model has them."""
         residual = self.ops.embedding(token, self.embedding, self.spec.embedding_scale)
         if self.positions is not None:
             self.ops.add_positions(residual, self.positions, plan)
@@ -123,9 +129,12 @@ class Decoder(Generic[P]):
     def _run_parallel(
         self, layer: Layer[P], x: Tensor, residual: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Run a layer whose feed-forward block takes the same input as its mixer. A result of an operation is valid
-        until the same operation is called again, so the block's norm is computed after the mixer's first linear layer
-        has read x."""
+        """Run a layer whose feed-forward block takes the same input as its mixer. The mixer's result is added to
+        `residual`. Returns the block's result, None if it was added too.
+
+        A result of an operation is valid until the same operation is called again. So the block's norm is computed
+        after the mixer's first linear layer has read x.
+        """
         inputs = layer.mixer.write(self.ops, x, pages, plan)
         if layer.mlp_norm is not None:
             x = layer.mlp_norm.run(self.ops, residual)
@@ -136,8 +145,8 @@ class Decoder(Generic[P]):
 
 
 def _enter(ops: Ops[P], delta: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
-    """Add the result of the block before to the residual, if it was not added yet. Then normalize for the next
-    block."""
+    """Add `delta`, the result of the block before, to the residual in place, if there is one. Return the input of the
+    next block: the norm of the residual, or the residual itself without a norm."""
     if norm is not None:
         return norm.add_and_run(ops, delta, residual)
     if delta is not None:
@@ -150,6 +159,8 @@ def _leave(ops: Ops[P], x: Tensor | None, norm: Norm | None) -> Tensor | None:
 
 
 def _load_layer(spec: ArchSpec, store: ParameterStore, ops: Ops[P], index: int, ropes: RopeCache) -> Layer[P]:
+    """Load layer `index` from the store: its mixer, its feed-forward block and the norms that the spec gives it. Norms
+    that it lacks are None."""
     layer = spec.layers[index]
     wanted = {
         "attention_norm": layer.pre_norm,

@@ -25,12 +25,14 @@ class DenseFeedForward(Generic[P]):
 
     @classmethod
     def load(cls, spec: Dense, store: ParameterStore, ops: Ops[P], layer: int) -> DenseFeedForward[P]:
-        """Take the weights of a layer from the store."""
+        """Take the packed gate and up weight and the down weight of a layer from the store, and let the ops prepare
+        them."""
         gate_up, down = (ops.prepare(store.take_weight(role, layer)) for role in ("gate_up", "down"))
         return cls(spec, gate_up, down)
 
     def run(self, ops: Ops[P], x: Tensor, onto: Tensor | None) -> Tensor | None:
-        """Compute x [R, H] -> [R, H]. Returns None if the result was added to `onto`."""
+        """Compute x [R, H] -> [R, H]: up, activation and down, with a gate if the block is gated. Returns None if the
+        result was added to `onto`."""
         kind = self.spec.activation
         if self.spec.gated:
             inner = ops.gated_linear(x, self.gate_up, kind)

@@ -24,9 +24,13 @@ def generation_config(folder: Path) -> ConfigFile:
 
 
 def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tuple[tuple[str, float], ...]:
-    """Return the model's defaults of sampling parameters, by the parameters' names. `source` is auto (the model's own
-    folder), vllm (no file is read) or another folder. `override` is a JSON object whose fields take precedence. Raises
-    ConfigError for a value that is not a number within its bounds, and for an unknown field of `override`."""
+    """Return the model's defaults of sampling parameters as (parameter's name, value) pairs. `source` is auto (the
+    model's own folder), vllm (no file is read) or another folder, which must have the file. `override` is a JSON object
+    whose fields take precedence.
+
+    Raises ConfigError for a missing or malformed file, a value that is not a number within its bounds, and an unknown
+    field of `override`.
+    """
     found: dict[str, float] = {}
     if source != WITHOUT:
         folder = model if source == AUTO else Path(source)
@@ -59,7 +63,8 @@ def _defaults(config: ConfigFile) -> dict[str, float]:
 
 
 def _number(config: ConfigFile, parameter: Parameter) -> float:
-    """Return the value of a field that is present. Raises ConfigError if it is outside the parameter's bounds."""
+    """Return the value of a field that is present: an integer for an int parameter, where 2.0 counts as 2, else a
+    float. Raises ConfigError if it is no such number or outside the parameter's bounds."""
     value = config.fields[parameter.generation_config]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if parameter.kind == "int" and isinstance(value, float) and value.is_integer():

@@ -46,7 +46,8 @@ class RopeCache:
         self._tables: dict[RopeSpec | None, RopeTables] = {}
 
     def tables(self, rope: RopeSpec | None) -> RopeTables:
-        """Return the tables of a variant on the device; None stands for no rotation."""
+        """Return the cosines and sines of a RoPE variant on the device, made at the first call for this variant. None
+        stands for no rotation."""
         if rope not in self._tables:
             made = rope_tables(rope, self._head_dim, self._positions)
             self._tables[rope] = RopeTables(*(each.to(self._device) for each in made))
@@ -75,7 +76,8 @@ class AttentionMixer(Generic[P]):
     def load(
         cls, spec: ArchSpec, attention: Attention, store: ParameterStore, ops: Ops[P], layer: int, ropes: RopeCache
     ) -> AttentionMixer[P]:
-        """Take the weights of a layer from the store."""
+        """Take the attention weights of a layer from the store, and let the ops prepare those of linear layers. Norms
+        of heads that the rotation's kernel computes are kept apart from the others."""
         norm = attention.qk_norm
         qk_norm_weights = None
         if norm is not None and norm.is_fused:
@@ -104,8 +106,11 @@ class AttentionMixer(Generic[P]):
         return self.attend(ops, self.write(ops, x, pages, plan), pages, plan, onto, attend)
 
     def write(self, ops: Ops[P], x: Tensor, pages: Tensor, plan: P) -> AttentionInput:
-        """Compute queries from x [R, H], and write the rows' keys and values to `pages`. Afterwards x may be
-        overwritten, but `Ops.linear` may not be called before `attend`."""
+        """Compute queries and output gate from x [R, H], and write the rows' keys and values to `pages`. The fused
+        linear layer's result is clipped, normed and rotated as the spec says.
+
+        Afterwards x may be overwritten, but `Ops.linear` may not be called before `attend`.
+        """
         qkv = ops.linear(x, self.qkv)
         if self.qkv_clip:
             qkv.clamp_(-self.qkv_clip, self.qkv_clip)
@@ -118,7 +123,8 @@ class AttentionMixer(Generic[P]):
     def attend(
         self, ops: Ops[P], inputs: AttentionInput, pages: Tensor, plan: P, onto: Tensor | None, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Compute [R, H] from the result of `write`. Returns None if the result was added to `onto`."""
+        """Compute attention, its output gate and its output projection [R, H] from the result of `write`. Returns None
+        if the result was added to `onto`. `attend`, if given, does all of this instead."""
         if attend is not None:
             return attend(inputs, pages, self.kv_layer, plan, self.rules, self.o, onto)
         attended = ops.paged_attention(inputs.query, pages, self.kv_layer, plan, self.shape, self.rules)
@@ -130,6 +136,8 @@ class AttentionMixer(Generic[P]):
 def _head_norms(
     spec: ArchSpec, attention: Attention, norm: QkNormSpec, store: ParameterStore, layer: int
 ) -> tuple[HeadNorm, ...]:
+    """Return the two norms of query heads and of key heads as parts of the fused linear layer's rows. Each norm covers
+    all heads together or each head by itself, by the spec's granularity."""
     found, first = [], 0
     for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
         size = heads * attention.head_dim

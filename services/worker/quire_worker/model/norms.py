@@ -23,7 +23,8 @@ class Norm:
 
     @classmethod
     def load(cls, spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Norm:
-        """Take the parameters of a norm from the store. A norm without weights gets ones."""
+        """Take the weight and bias of the norm `role` of a layer from the store. The spec's offset is added to the
+        weight. A norm without a stored weight gets ones."""
         norm = spec.norm
         weight, bias = store.get(f"{role}.weight", layer), store.get(f"{role}.bias", layer)
         if weight is None:
@@ -33,7 +34,8 @@ class Norm:
         return cls(weight, bias, norm.eps, norm.kind == "layer")
 
     def scaled(self, factor: float) -> Norm:
-        """Return this norm with its results multiplied by a factor."""
+        """Return a norm whose results are those of this one times `factor`: its weight and bias are multiplied. For 1.0
+        it is this norm itself."""
         if factor == 1.0:
             return self
         bias = None if self.bias is None else self.bias * factor

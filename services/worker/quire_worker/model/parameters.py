@@ -58,7 +58,8 @@ _GATE: Final = "output_gate.weight"
 
 
 def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
-    """Return all parameters, in a fixed order."""
+    """Return all parameters that checkpoints of this model have, in a fixed order: embeddings, layers, final norm,
+    output head. A tied head has none of its own."""
     found = [
         ParameterSpec("embed.weight", MODEL_WIDE, (spec.vocab_size, spec.hidden_size), _vocab(spec), "embed.weight")
     ]
@@ -92,6 +93,8 @@ def _vector(role: str, index: int, size: int) -> ParameterSpec:
 
 
 def _layer(spec: ArchSpec, layer: LayerSpec, index: int) -> list[ParameterSpec]:
+    """Return the parameters of one layer: attention, then the feed-forward block, each after its pre-norm and before
+    its post-norm, if it has them."""
     found: list[ParameterSpec] = []
     for block, parameters in (
         ("attention", _attention(spec, layer.mixer, index)),
@@ -106,6 +109,11 @@ def _layer(spec: ArchSpec, layer: LayerSpec, index: int) -> list[ParameterSpec]:
 
 
 def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[ParameterSpec]:
+    """Return the parameters of one layer's attention: query, key and value (packed as qkv), norms of heads, sinks,
+    output gate and output projection.
+
+    Rows of queries and keys are reordered as RoPE needs. All are cut between heads.
+    """
     hidden, order = spec.hidden_size, head_order(attention.rope, attention.head_dim)
     query = Partition("column", 0, attention.head_dim, attention.heads)
     key_value = Partition("column", 0, attention.head_dim, attention.kv_heads)
@@ -133,6 +141,8 @@ def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[Paramet
 
 
 def _qk_norm(attention: Attention, norm: QkNormSpec, index: int, order: tuple[int, ...]) -> list[ParameterSpec]:
+    """Return the weights, and the biases if there are any, of the norms over query heads and over key heads. They have
+    one head's size, or that of all heads by granularity, with dimensions in `order`."""
     found = []
     for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
         for kind in ("weight", *("bias",) * norm.bias):
@@ -143,6 +153,8 @@ def _qk_norm(attention: Attention, norm: QkNormSpec, index: int, order: tuple[in
 
 
 def _dense(spec: ArchSpec, dense: Dense, index: int) -> list[ParameterSpec]:
+    """Return the parameters of one feed-forward block: gate (if gated) and up, packed as gate_up, then down, each with
+    a bias if the spec has biases."""
     hidden, inner = spec.hidden_size, dense.intermediate_size
     column = Partition("column", 0, 1, inner)
     found: list[ParameterSpec] = []
@@ -158,7 +170,11 @@ def _dense(spec: ArchSpec, dense: Dense, index: int) -> list[ParameterSpec]:
 
 def head_order(rope: RopeSpec | None, head_dim: int) -> tuple[int, ...]:
     """Return, for each dimension of a query or key head of the decoder, the checkpoint's dimension; empty if they are
-    the same."""
+    the same.
+
+    The decoder rotates dimension i with i + half of the head. So pairs that the checkpoint rotates are put there, and
+    dimensions that do not rotate fill the rest.
+    """
     rotated = head_dim if rope is None or not rope.rotated else rope.rotated
     half, middle = rotated // 2, (head_dim + rotated) // 2
     if rope is not None and rope.interleaved:

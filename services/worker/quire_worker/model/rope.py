@@ -20,16 +20,16 @@ _PIECE = 1 << 16
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, positions: int = 0) -> Tensor:
-    """Return [rotated dimensions // 2] float32 angular steps per position. `positions`: the greatest number of
-    positions of a sequence."""
+    """Return [rotated dimensions // 2] float32 angular steps per position, as the variant scales them. `positions`: the
+    greatest number of positions of a sequence, which selects longrope's factors."""
     dims = rope.rotated or head_dim
     exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
     return _VARIANTS[rope.kind](rope, 1.0 / (rope.theta**exponents), positions)
 
 
 def rope_tables(rope: RopeSpec | None, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each [positions, head_dim // 2] float32. For None, which rotates nothing, each is [1,
-    head_dim // 2]."""
+    """Return cosines and sines of each position, each [positions, head_dim // 2] float32, times the attention factor.
+    Dimensions that do not rotate have 1 and 0. For None, which rotates nothing, each is [1, head_dim // 2]."""
     rows = 1 if rope is None else positions
     cos, sin = torch.ones(rows, head_dim // 2), torch.zeros(rows, head_dim // 2)
     if rope is not None:
@@ -57,16 +57,16 @@ def _linear(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
-    """Scale frequencies as Llama 3 does: `factor` stretches waves longer than the original context, short waves are
-    kept, and the waves between are blended."""
+    """Scale frequencies as Llama 3 does: waves longer than the original context / low_freq_factor are stretched by
+    `factor`. Waves shorter than the context / high_freq_factor are kept, and those between are blended."""
     turns = rope.original_max_positions * plain / (2 * math.pi)
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain * ((1.0 - kept) / rope.factor + kept)
 
 
 def _yarn(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
-    """Scale frequencies by YaRN (Peng et al., 2023): a ramp over dimensions, from frequencies that are kept to
-    frequencies that are divided."""
+    """Scale frequencies by YaRN (Peng et al., 2023): fast dimensions are kept, slow ones are divided by `factor`, with
+    a linear ramp between. beta_fast and beta_slow, in turns over the original context, limit the ramp."""
     dims = 2 * plain.numel()
 
     def dimension(turns: float) -> float:

@@ -114,8 +114,9 @@ class TextPart:
 
 
 def text_part(config: ConfigFile, overrides: Mapping[str, Any]) -> TextPart | None:
-    """Return the language model of a multimodal config.json; None for another config.json. `overrides` also apply to
-    the language model's fields. Raises ConfigError, and Unsupported for a multimodal class that is not in the table."""
+    """Return the language model of a multimodal config.json, with defaults of its sizes and the shared fields filled
+    in. None for another config.json. `overrides` also apply to the language model's fields. Raises ConfigError, and
+    Unsupported for a multimodal class or a language model that is not in the table."""
     named = config.texts("architectures")
     architecture = next((name for name in named if name in MULTIMODAL), None)
     if architecture is None:
@@ -149,6 +150,8 @@ def text_part(config: ConfigFile, overrides: Mapping[str, Any]) -> TextPart | No
 
 
 def _unknown(config: ConfigFile, named: tuple[str, ...]) -> Unsupported:
+    """Make the error (UNSUPPORTED_ARCHITECTURE) for a config.json whose language model is in `text_config` and whose
+    class is not in the table. It lists the supported classes."""
     asked = ", ".join(named) if named else f"none (model_type {config.text('model_type', 'absent')})"
     return Unsupported(
         "UNSUPPORTED_ARCHITECTURE",

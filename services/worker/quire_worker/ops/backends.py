@@ -18,7 +18,8 @@ log = get_logger(__name__)
 
 
 def backend_on(device: str, name: str) -> str:
-    """Return the name of a backend on cpu or cuda; `auto` is the first backend that the device has."""
+    """Return the name of the attention backend to use on `device` (cpu or cuda). `auto` is the device's default. Raises
+    ConfigError if the device has no backend of this name."""
     supported = SUPPORTED[device]
     if name == "auto":
         return supported[0]
@@ -33,12 +34,14 @@ def backend_on(device: str, name: str) -> str:
 
 
 def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
-    """Make the named implementation for the CPU, ready to run. If the kernels cannot compute heads of this size, it is
-    the torch reference."""
+    """Make the named implementation (or `auto`) for the CPU, ready to run. `cpu` becomes the torch reference if the
+    kernels cannot compute heads of this size. Raises ConfigError for an unknown name."""
     return BACKENDS[backend_on("cpu", name)](shape, page_size)
 
 
 def _cpu(shape: HeadShape, page_size: int) -> Ops[Any]:
+    """Make the implementation with compiled kernels. If they do not support the head size, log this and make the torch
+    reference instead."""
     from quire_worker.ops.cpu.cpu_ops import CpuOps
 
     if not CpuOps.supports(shape):

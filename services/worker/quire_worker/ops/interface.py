@@ -40,7 +40,7 @@ class HeadShape:
 
     @classmethod
     def of(cls, spec: AttentionLayers) -> HeadShape:
-        """Return the head shape of a model."""
+        """Return the head shape of the model's first layer, which all layers share."""
         first = spec.attention[0]
         return cls(first.heads, first.kv_heads, first.head_dim, first.score_scale, first.softcap)
 
@@ -73,7 +73,7 @@ class RopeTables:
 
     @property
     def stride(self) -> int:
-        """Elements from one position to the next."""
+        """Elements from one position to the next; 0 if all positions share the tables' only row."""
         return self.cos.shape[1] if self.cos.shape[0] > 1 else 0
 
 

@@ -21,8 +21,11 @@ _MOST_MULTIPLICATIONS = 1 << 35
 
 
 def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
-    """Return the least number of query rows from which rows of both attention GEMMs keep their bits; None: no such
-    number was found."""
+    """Measure the least number of query rows (4, 8, 16 or 32) from which rows of both attention GEMMs keep their bits.
+
+    The test multiplies random matrices, and compares products of some rows and items with those of all. Returns None if
+    no number in ROW_TILES passes.
+    """
     items = 3 * kv_heads
     keys, values = _random(items, 2, tile, head_dim, seed=1).unbind(1)
     query, weights = _random(items, _MOST_ROWS, head_dim, seed=2), _random(items, _MOST_ROWS, tile, seed=3).abs_()
@@ -44,9 +47,10 @@ def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
 
 
 def gemm_depends_on_rows(outputs: int, inputs: int) -> bool:
-    """Whether rows of x @ weight.T differ between numbers of rows that are multiples of 16.
+    """Whether rows of x @ weight.T have other bits if the number of rows changes from one multiple of 16 to another.
 
-    A single thread never splits the inner dimension, so nothing is measured then.
+    The test multiplies random matrices in full, then only their first 16, 48 and 128 rows. A single torch thread never
+    splits the inner dimension, so then the result is False without a test.
     """
     if torch.get_num_threads() == 1:
         return False

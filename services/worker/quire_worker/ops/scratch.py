@@ -23,7 +23,12 @@ class Scratch:
         """The number of buffers that larger buffers have replaced so far."""
 
     def buffer(self, name: str, *shape: int) -> Tensor:
-        """Return a contiguous tensor of the shape. It holds old values."""
+        """Return the named buffer's memory as a contiguous float32 tensor of the shape. It holds old values, or zeros
+        after it was allocated.
+
+        A buffer that is missing or too small is allocated anew, and `replaced` counts this. Tensors of all names are
+        then forgotten, and made again.
+        """
         taken = self._taken.get((name, shape))
         if taken is not None:
             return taken

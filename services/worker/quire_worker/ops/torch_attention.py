@@ -19,6 +19,8 @@ from quire_worker.ops.torch_plan import LEAST, Block, Group, Mask, TorchPlan, gr
 def paged_attention(
     query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
+    """Implement `Ops.paged_attention` [R, Q * D], one group of sequences at a time: gather queries, attend to key
+    tiles, and scatter the results. The result is scratch memory; its padding rows are zero."""
     out = scratch.buffer("attention.out", plan.rows, shape.heads * shape.head_dim)
     out[plan.real_rows :].zero_()
     part = plan.page_size * shape.head_dim
@@ -31,8 +33,8 @@ def paged_attention(
 
 
 def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scratch) -> Tensor:
-    """Return queries [sequences * K, rows, D], scaled. The rows of a KV head are pairs of a token and a query head of
-    its group. Padding rows are zero."""
+    """Return a group's queries [sequences * K, rows, D], times the score scale, in scratch memory. The rows of a KV
+    head are pairs of a token and a query head of its group. Padding rows are zero."""
     per_kv = shape.heads // shape.kv_heads
     sequences = group.source.numel() // group.tokens
     real = group.tokens * per_kv
@@ -47,7 +49,11 @@ def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scra
 def _attend(
     query: Tensor, flat: Tensor, group: Group, tile_size: int, shape: HeadShape, rules: AttentionRules, scratch: Scratch
 ) -> Tensor:
-    """Return attention results [sequences * K, real rows, D]."""
+    """Return a group's attention results [sequences * K, real rows, D].
+
+    Blocks of key tiles are computed in the order of positions. An online softmax merges tile after tile into the
+    running maximum, sum and result. A sink adds only to the sum of weights.
+    """
     per_kv = shape.heads // shape.kv_heads
     real = group.tokens * per_kv
     masks = group_masks(group, rules.window, rules.chunk, tile_size, per_kv)
@@ -78,7 +84,8 @@ def _attend(
 
 
 def _position_bias(slopes: Tensor, group: Group, block: Block, tile_size: int, shape: HeadShape) -> Tensor:
-    """Return [tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block."""
+    """Return [tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block, slope * (key position -
+    query position)."""
     per_kv = shape.heads // shape.kv_heads
     key = torch.arange(block.begin, block.begin + block.tiles * tile_size).view(block.tiles, 1, 1, 1, tile_size)
     query = torch.from_numpy(group.position[: block.sequences]).repeat_interleave(per_kv, dim=1)[:, block.first_row :]
@@ -98,9 +105,11 @@ def _block(
     real: int,
     scratch: Scratch,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each tile: the largest score so far, the sum of weights and the weighted sum of values.
+    """Attend to a block of key tiles. Return for each tile: the largest score so far, the sum of weights exp(score -
+    largest) and the sum of values times weights.
 
-    All have the shape [tiles, items, rows, .]; the last is scratch memory.
+    `before` is the largest score of earlier blocks, or None. Scores are soft-capped, then `bias` and `masks` are added.
+    All results have the shape [tiles, items, rows, .]; the last is scratch memory.
     """
     items, rows, head_dim = query.shape
     live_rows = real - block.first_row
@@ -133,7 +142,8 @@ def _block(
 
 
 def _scatter(result: Tensor, out: Tensor, group: Group, shape: HeadShape) -> None:
-    """Write [sequences * K, tokens * query heads of a KV head, D] to the step's rows."""
+    """Write a group's results [sequences * K, tokens * query heads of a KV head, D] to the rows of `out` [R, Q * D]
+    that they belong to. Padding tokens are left out."""
     per_kv = shape.heads // shape.kv_heads
     sequences = group.source.numel() // group.tokens
     rows = result.view(sequences, shape.kv_heads, group.tokens, per_kv, shape.head_dim).transpose(1, 2)

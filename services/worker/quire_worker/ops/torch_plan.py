@@ -90,7 +90,8 @@ class TorchPlan:
     """Cosines and sines of the rows, by the address of their table; filled by the first layer that uses it."""
 
     def rotate_by(self, rope: RopeTables) -> tuple[Tensor, Tensor]:
-        """Return the rows' cosines and sines out of tables [positions, dim]. They are computed once for each table."""
+        """Return the cosines and sines of the step's rows, each [rows, 1, D / 2], from tables by position. They are
+        gathered once per table and kept in the plan. With tables of one row, all rows get that row."""
         table = rope.cos.data_ptr()
         if table not in self.rotations:
             row = self.position if rope.stride else torch.zeros_like(self.position)
@@ -109,7 +110,12 @@ def plan_step(
     tile: int,
     row_tile: int,
 ) -> TorchPlan:
-    """See `Ops.plan`. A tile has `tile` keys (a multiple of the page size); query rows are padded to `row_tile`."""
+    """Make the plan that `Ops.plan` describes: the position of each row, the place in the pool of each real row's key,
+    and groups of sequences.
+
+    `heads_per_kv`: query heads per KV head. `tile`: keys of a tile, a multiple of the page size. Query rows of a group
+    are padded to a multiple of `row_tile`.
+    """
     _, kv_heads, layers, _, page_size, _ = pages.shape
     real_rows = int(count.sum())
     first_row = np.cumsum(count) - count
@@ -142,10 +148,14 @@ class _Planner:
     row_tile: int
 
     def groups(self) -> list[Group]:
+        """Return the groups of the step: sequences with equally many tokens, where more than one token are rounded up
+        to a multiple of 16."""
         padded = np.where(self.count == 1, 1, -(-self.count // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE)
         return [self._group(int(tokens), np.flatnonzero(padded == tokens)) for tokens in np.unique(padded)]
 
     def _group(self, tokens: int, members: Int64) -> Group:
+        """Return the group of the sequences `members` (indices), each padded to `tokens` tokens: longest first, with
+        their rows, positions and key blocks. Padding repeats a sequence's last token."""
         end = self.position[members] + self.count[members]
         order = np.argsort(-end, kind="stable")
         members, end = members[order], end[order]
@@ -159,6 +169,12 @@ class _Planner:
         return Group(tokens, rows, torch.from_numpy(source), real, position, blocks)
 
     def _blocks(self, members: Int64, end: Int32, first: Int64, rows: int) -> list[Block]:
+        """Return the group's blocks of key tiles, in the order of positions, with the pool indices of their keys and
+        values.
+
+        `end` is the number of keys of each sequence, in descending order; `first` is the position of its first query.
+        Pages after a sequence's end are read as page 0. A block skips the query rows that lie before its keys.
+        """
         pages_per_tile = self.tile // self.page_size
         tiles = -(-int(end[0]) // self.tile)
         page = np.arange(tiles * pages_per_tile)
@@ -182,7 +198,10 @@ class _Planner:
         return blocks
 
     def _runs(self, end: Int32, tiles: int, rows: int) -> list[tuple[int, int, int]]:
-        """Return (first tile, number of tiles, number of sequences that reach them) for each block."""
+        """Return (first tile, number of tiles, number of sequences that reach them) for each block.
+
+        A block joins neighbouring tiles that the same sequences reach, as long as it has at most _BLOCK_SCORES scores.
+        """
         reached = np.count_nonzero(end[None, :] > np.arange(tiles)[:, None] * self.tile, axis=1).tolist()
         runs: list[tuple[int, int, int]] = []
         for at, sequences in enumerate(reached):
@@ -195,8 +214,8 @@ class _Planner:
 
 
 def group_masks(group: Group, window: int, chunk: int, tile: int, heads_per_kv: int) -> list[list[Mask]]:
-    """Return the masks of a group's blocks under a window or chunks (0: none). They are computed once per step for
-    each."""
+    """Return the masks of each of a group's blocks, under a window or chunks of this many positions (0: none). They are
+    computed once for each pair of both and kept in the group."""
     if (window, chunk) not in group.masks:
         group.masks[window, chunk] = [
             [
@@ -212,6 +231,11 @@ def group_masks(group: Group, window: int, chunk: int, tile: int, heads_per_kv: 
 def _mask(
     group: Group, block: Block, number: int, window: int, chunk: int, tile: int, heads_per_kv: int
 ) -> Mask | None:
+    """Return the mask of tile `number` of a block, or None if every row sees all of the tile's keys.
+
+    The mask hides keys after a row's position, keys outside its window, and keys before its chunk. It begins with the
+    first sequence that needs one; all sequences after that are in it.
+    """
     begin = block.begin + number * tile
     position = group.position[: block.sequences, block.first_row // heads_per_kv :]
     needs = position[:, 0] < begin + tile - 1

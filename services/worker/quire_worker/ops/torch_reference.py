@@ -54,13 +54,16 @@ class TorchOps:
         self._scratch = Scratch()
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """Measure GEMMs of the weight's shape now rather than at their first use."""
+        """Return a dense weight unchanged, and another one converted to float32. Measure now, once per shape, whether
+        GEMMs of this shape depend on the number of rows. `embeds` changes nothing."""
         shape = weight.outputs, weight.inputs
         if shape not in self._in_blocks:
             self._in_blocks[shape] = gemm_depends_on_rows(*shape)
         return weight.dense() if isinstance(weight, StoredWeight) else weight
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
+        """Return the plan of a step's attention, with the key tile and the row tile that this object measured; see
+        `Ops.plan`."""
         return plan_step(
             pages,
             rows,
@@ -79,6 +82,7 @@ class TorchOps:
         return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        """Return the tokens' rows of the weight times `scale`, [R, H]."""
         rows = as_dense(weight).data.index_select(0, token)
         return rows if scale == 1.0 else rows.mul_(scale)
 
@@ -91,11 +95,14 @@ class TorchOps:
         return self.rms_norm(residual, norm_weight, eps)
 
     def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return (x - mean(x)) / sqrt(variance(x) + eps) * norm_weight, plus the bias if there is one, over the last
+        axis."""
         centred = x - x.mean(dim=-1, keepdim=True)
         normed = self.rms_norm(centred, norm_weight, eps)
         return normed if bias is None else normed.add_(bias)
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
+        """Norm the groups of each row of x that `norm` names, in place: a layer norm if `centred`, else an RMS norm."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
         weight, bias = norm.weight.view(-1, norm.size), None if norm.bias is None else norm.bias.view(-1, norm.size)
         if norm.centred:
@@ -114,6 +121,8 @@ class TorchOps:
         return self._gemm(x, dense.data, dense.bias)
 
     def _gemm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ weight.T + bias [R, outputs]. If the shape's results depend on the number of rows, x is computed
+        in blocks of 16 rows. A new shape is measured first."""
         in_blocks = self._in_blocks.get((weight.shape[0], weight.shape[1]))
         if in_blocks is None:
             self.prepare(DenseWeight(weight))
@@ -133,6 +142,11 @@ class TorchOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
+        """Norm (if `norm` is given) and rotate query and key heads, before or after each other as `norm` says. Write
+        keys and values of real rows to the layer's pages. Return the queries [R, Q * D], not scaled.
+
+        A norm before the rotation mutates qkv.
+        """
         heads, rotated_heads, half = shape.heads, shape.heads + shape.kv_heads, shape.head_dim // 2
         parts = qkv.view(plan.rows, rotated_heads + shape.kv_heads, shape.head_dim)
         if norm is not None and not norm.after_rope:
@@ -151,7 +165,8 @@ class TorchOps:
         return rotated[:, :heads].reshape(plan.rows, heads * shape.head_dim)
 
     def _norm_heads(self, parts: Tensor, heads: int, norm: QkNormWeights) -> None:
-        """Norm the `heads` query heads of [R, heads, D], and the key heads behind them, in place."""
+        """Apply the RMS norms to the `heads` query heads and the key heads of `parts` [R, heads, D], in place. With a
+        norm before the rotation, value heads follow the key heads and stay unchanged."""
         keys = slice(heads, heads + (parts.shape[1] - heads if norm.after_rope else (parts.shape[1] - heads) // 2))
         parts[:, :heads] = self.rms_norm(parts[:, :heads], norm.query, norm.eps)
         parts[:, keys] = self.rms_norm(parts[:, keys], norm.key, norm.eps)
@@ -177,6 +192,8 @@ class TorchOps:
         return self.activation(gate, activation).mul_(up)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return the named activation of x: silu, relu, relu_squared (relu, then squared), gelu (with erf), or else
+        gelu's tanh approximation."""
         if activation == "silu":
             return torch.div(x, x.neg().exp_().add_(1.0))
         if activation == "relu":
@@ -200,7 +217,7 @@ class TorchOps:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """0.5 x (1 + erf(x / sqrt(2)))."""
+    """Return 0.5 x (1 + erf(x / sqrt(2))), with erf by Abramowitz and Stegun, formula 7.1.26."""
     size = x.abs().mul_(math.sqrt(0.5))
     inverse = (size * ERF_SCALE).add_(1.0).reciprocal_()
     polynomial = torch.full_like(x, ERF_COEFFICIENTS[0])

@@ -62,8 +62,8 @@ def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
 
 
 def product_cost(rows: int, weight: Weight, element: int) -> Cost:
-    """Return the cost of a linear layer: the stored weight is read, and rows are read and written. `element`: bytes of
-    an element of a row."""
+    """Return the cost of a linear layer: the stored weight is read, and rows are read and written. It takes 2 * rows *
+    inputs * outputs operations. `element`: bytes of an element of a row."""
     outputs, inputs = weight.outputs, weight.inputs
     return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
@@ -76,15 +76,15 @@ def gated_product_cost(rows: int, weight: Weight, element: int) -> Cost:
 
 
 def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:
-    """Return the cost of norm, rope and page write: queries, keys and values are read; queries are written, keys and
-    values are written to their pages."""
+    """Return the cost of norm, rope and page write, in bytes: queries, keys and values are read; queries are written,
+    keys and values are written to their pages. `element` and `page_element`: bytes of a number in rows and in pages."""
     heads, kv_heads = rows * shape.heads * shape.head_dim, rows * shape.kv_heads * shape.head_dim
     return Cost(1, (2 * heads + 2 * kv_heads) * element + 2 * kv_heads * page_element)
 
 
 def attention_cost(attended: Attended, shape: HeadShape, element: int, page_element: int) -> Cost:
     """Return the cost of attention: keys and values are read once for all rows; queries are read, and results of the
-    same size are written."""
+    same size are written. It takes 4 D operations for each pair and query head."""
     kv = 2 * attended.keys * shape.kv_heads * shape.head_dim * page_element
     rows = 2 * attended.rows * shape.heads * shape.head_dim * element
     return Cost(1, kv + rows, 4 * attended.pairs * shape.heads * shape.head_dim)

@@ -42,7 +42,7 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
 
 def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
     """Split the time spent in attention, and the time outside any named range, into parts by kernel. Other ranges stay
-    as they are. If no kernel ran on the device, return the times unsplit."""
+    as they are, and so do ranges without kernels on a device."""
     found: dict[str, Times] = {}
     for name, spent in times.items():
         if name not in (ATTENTION, OUTSIDE) or not spent.kernels:
@@ -56,8 +56,8 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
 
 
 def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
-    """Return, by part, the bytes of logits that sampling and logprobs of one step must read. Both follow the
-    decoder."""
+    """Return, by part, the bytes of logits that thresholds, sampling, logprobs and controls of one step must read, for
+    the rows that need each. Parts without rows are left out. All follow the decoder."""
     rows = {
         THRESHOLDS: int(np.count_nonzero(batch.params["filtered"])),
         SAMPLE: len(batch.count),

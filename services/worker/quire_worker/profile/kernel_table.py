@@ -30,8 +30,8 @@ class Row:
 
 
 def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int, peak: Peak | None) -> list[Row]:
-    """Make a row of the table for each part of a step, the longest first. `times` are of all `steps`, `costs` of
-    one."""
+    """Make a row of the table for each part of a step, the longest first. `times` are of all `steps`, `costs` of one.
+    Without a `peak` the floors are 0."""
     total = sum(each.us for each in times.values()) or 1.0
     rows = []
     for name, spent in times.items():
@@ -55,7 +55,8 @@ def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int,
 
 
 def as_text(rows: list[Row]) -> str:
-    """Format the rows, each with its longest kernels, and the whole step as a text table."""
+    """Format the rows as a text table: each part with its three longest kernels, then a line for the whole step.
+    Unknown floors are shown as "-"."""
     lines = [_line("part of a step", "calls", "us", "share", "GB/s", "TFLOP/s", "floor us", "of floor")]
     for row in rows:
         rates = f"{row.gb_per_s:.0f}", f"{row.tflop_per_s:.1f}"

@@ -31,8 +31,8 @@ def profiled_batch(
     sampling: Sampling = _GREEDY,
 ) -> StepBatch:
     """Make a batch of `decodes` sequences at `context` tokens, the computed one included, and, unless `prompt` is 0, a
-    fresh prompt. Token ids and pages are random, but the same each time. Raises ConfigError for too few pages, or
-    nothing to do."""
+    fresh prompt. Every row samples. Token ids and pages are random, but the same each time. Raises ConfigError for too
+    few pages, or nothing to do."""
     position: Int32 = np.array([context - 1] * decodes + [0] * bool(prompt), np.int32)
     count: Int32 = np.array([1] * decodes + [prompt] * bool(prompt), np.int32)
     if not len(count):
@@ -88,7 +88,7 @@ def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> di
 
 
 def attended(batch: StepBatch) -> tuple[Attended, Attended]:
-    """Return the keys to which the decoding sequences of a batch attend in all, and those of the prefilling
+    """Return two sums over a batch: the rows, keys and pairs of its decoding sequences, and those of its prefilling
     sequences."""
     found = [Attended(0, 0, 0), Attended(0, 0, 0)]
     for position, count, fed in zip(batch.position.tolist(), batch.count.tolist(), batch.fed.tolist(), strict=True):

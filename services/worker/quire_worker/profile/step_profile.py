@@ -52,8 +52,12 @@ class StepProfile:
 
 
 def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None] = lambda *_: None) -> StepProfile:
-    """Load the configured model, trace one step, run again and again, and write the trace and the table to files.
-    Raises ConfigError or Unsupported for a model that cannot be loaded or does not fit."""
+    """Load the configured model, warm up, trace one step `config.steps` times without CUDA graphs, and write the trace
+    and the table to files in the folder `config.out`. Returns the table's rows and the paths.
+
+    Raises ConfigError or Unsupported for a model that cannot be loaded, does not fit or runs in the Transformers
+    backend.
+    """
     prefill = max(config.prompt, 1)
     # As little as the step needs beside weights and pages.
     config = dataclasses.replace(
@@ -126,8 +130,8 @@ def _fill(pages: Tensor, table: Int32) -> None:
 
 
 def _run(device: Device, batch: StepBatch, steps: int) -> None:
-    """Run a step this many times on the device, waiting for each. Raises Internal STEP_HUNG, or the error of a sequence
-    that failed."""
+    """Run a step this many times on the device, waiting for each. Raises Internal STEP_HUNG after 300 s, or the error
+    of a sequence that failed."""
     ended = threading.Event()
     device.wake = ended.set
     for _ in range(steps):

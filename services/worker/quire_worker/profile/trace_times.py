@@ -39,8 +39,8 @@ class Times:
 
 
 def times_by_range(trace: Mapping[str, Any], prefix: str) -> dict[str, Times]:
-    """By name of a range, without the prefix: the times of the kernels that were launched in it or, if the trace has no
-    kernels, the range's own times."""
+    """Return times by name of a range, without the prefix: those of the kernels that were launched in it, by kernel
+    too. Kernels outside all ranges count as OUTSIDE. If the trace has no kernels, these are the ranges' own times."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     ranges = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(prefix)]
@@ -72,8 +72,8 @@ def _by_thread(ranges: Iterable[Mapping[str, Any]]) -> dict[Any, list[Mapping[st
 
 
 def _innermost(by_thread: Mapping[Any, list[Mapping[str, Any]]], launch: Mapping[str, Any], prefix: str) -> str:
-    """Return the name, without the prefix, of the innermost range in which the launch happened; OUTSIDE if there is
-    none."""
+    """Return the name, without the prefix, of the innermost range of the launch's thread in which it happened; OUTSIDE
+    if there is none."""
     ranges = by_thread.get((launch.get("pid"), launch.get("tid")), [])
     at = float(launch["ts"])
     for index in range(bisect_right(ranges, at, key=lambda event: float(event["ts"])) - 1, -1, -1):

@@ -61,10 +61,12 @@ class TracedOps(Generic[P]):
         return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        """Call the wrapped `embedding` in the named range "embedding", and count its cost."""
         cost = embedding_cost(token.shape[0], weight.inputs, weight.num_bytes // (weight.outputs * weight.inputs))
         return self._trace("embedding", cost, lambda: self._ops.embedding(token, weight, scale))
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+        """Call the wrapped `rms_norm` in the named range "norm", and count its cost."""
         cost = norm_cost(x.shape[0], x.shape[1], x.element_size(), adds=False)
         return self._trace("norm", cost, lambda: self._ops.rms_norm(x, norm_weight, eps))
 
@@ -92,8 +94,8 @@ class TracedOps(Generic[P]):
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """Trace the call. If the call adds the residual itself (and returns None), the cost includes reading the
-        residual; otherwise the next norm reads it."""
+        """Call the wrapped `add_linear` in a named range, and count its cost. If the call adds the residual itself (and
+        returns None), the cost includes reading the residual; otherwise the next norm reads it."""
         left = self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
         if left is None:
             self._add(_product_name("product", x, weight), Cost(0, residual.numel() * residual.element_size()))
@@ -109,7 +111,7 @@ class TracedOps(Generic[P]):
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """Trace the call, with its cost, as "norm, rope and page write"."""
+        """Call the wrapped `qk_norm_rope_write` in the range "norm, rope and page write", and count its cost."""
         return self._trace(
             "norm, rope and page write",
             rope_cost(qkv.shape[0], shape, qkv.element_size(), pages.element_size()),
@@ -119,8 +121,8 @@ class TracedOps(Generic[P]):
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        """Trace attention as one range. The costs of decoding and prefilling sequences are also kept apart, since on a
-        GPU their kernels differ."""
+        """Call the wrapped `paged_attention` in the range "attention", and count its cost. The costs of decoding and
+        prefilling sequences are also counted apart, since on a GPU their kernels differ."""
         costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
         # On a GPU the kernels tell the two apart, elsewhere nothing does.
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
@@ -133,6 +135,7 @@ class TracedOps(Generic[P]):
         self._trace("output gate", cost, lambda: self._ops.sigmoid_gate(x, gate))
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """Call the wrapped `gated_linear` in a range named by the weight's sizes, and count its cost."""
         cost = gated_product_cost(x.shape[0], weight, x.element_size())
         name = _product_name("gated product", x, weight)
         return self._trace(name, cost, lambda: self._ops.gated_linear(x, weight, activation))
@@ -149,6 +152,8 @@ class TracedOps(Generic[P]):
         return self._trace("sample", cost, lambda: self._ops.sample(logits, columns))
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
+        """Call the wrapped `logprobs`. If some row wants logprobs, the call is in a named range and its cost is
+        counted."""
         if not (wanted >= 0).any():
             return self._ops.logprobs(logits, token, wanted)
         cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())
@@ -159,7 +164,7 @@ class TracedOps(Generic[P]):
         return self._trace(_product_name(name, x, weight), cost, call)
 
     def _trace(self, name: str, cost: Cost, call: Callable[[], R]) -> R:
-        """Add the cost, and make the call inside a named range of the profiler."""
+        """Add the cost to that of the name, and return the call's result, made inside a named range of the profiler."""
         self._add(name, cost)
         with record_function(PREFIX + name):
             return call()

@@ -38,7 +38,8 @@ _MADE: Final[dict[int, tuple[ref[LogitControls], ControlLists]]] = {}
 
 
 def lists_of(controls: LogitControls) -> ControlLists:
-    """Return the lists of these controls. They are made once for each object, and kept as long as the object lives."""
+    """Return the lists of these controls. They are made once for each object, and kept as long as the object lives.
+    Objects with equal values have lists of their own."""
     key = id(controls)
     made = _MADE.get(key)
     if made is not None and made[0]() is controls:

@@ -27,7 +27,7 @@ Float64 = NDArray[np.float64]
 
 
 def noise_of_rows(seed: UInt64, sample_index: UInt32, position: Int64, vocab_size: int) -> Float64:
-    """Compute the Gumbel noise of every token of the vocabulary for N rows: columns [N] -> [N, vocab_size]."""
+    """Compute the Gumbel noise of every token of the vocabulary for N rows: columns [N] -> float64 [N, vocab_size]."""
     blocks = -(-vocab_size // LANES)
     low, high = split_seed(seed[:, None])
     counter = (
@@ -43,7 +43,8 @@ def noise_of_rows(seed: UInt64, sample_index: UInt32, position: Int64, vocab_siz
 
 
 def noise_of_tokens(seed: UInt64, sample_index: UInt32, position: Int64, token: Int64) -> Float64:
-    """Compute the Gumbel noise of single tokens: columns [N], one token id each -> [N]."""
+    """Compute the Gumbel noise of single tokens: columns [N], one token id each -> float64 [N]. It is the same as in
+    `noise_of_rows`."""
     counter = (
         (token // LANES).astype(np.uint64),
         position.astype(np.uint64),

@@ -49,8 +49,9 @@ LogitsProcessors = Mapping[str, LogitsProcessor]
 
 
 def load_processors(names: Sequence[str], model: Path) -> dict[str, LogitsProcessor]:
-    """Load the named logits processors from installed packages and make them. Returns the processors by name. Raises
-    ConfigError for a processor that is not installed or cannot be made."""
+    """Load the named logits processors from the entry points of installed packages, and make each for the model's
+    folder. Returns the processors by name. Raises ConfigError for a processor that is not installed or cannot be
+    made."""
     registered = {point.name: point for point in entry_points(group=GROUP)} if names else {}
     found: dict[str, LogitsProcessor] = {}
     for name in names:

@@ -75,8 +75,8 @@ class LogitsState:
 
     @classmethod
     def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> LogitsState | None:
-        """Return the state of a sequence; None if it asks for no controls, processors, thinking budget or repetition
-        rule. `processors` must have all processors that the sequence names."""
+        """Return the state of a sequence that asks for controls, processors, a thinking budget or a repetition rule;
+        None for any other. `processors` must have all processors that the sequence names."""
         asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
         return cls(sequence, processors) if any(asks) else None
 
@@ -85,8 +85,8 @@ class LogitsState:
         self.failure = self.failure or error
 
     def fed(self, token: int) -> None:
-        """Append the last sampled token to the output, since a step computes it now, and update everything that depends
-        on the output."""
+        """Append the last sampled token to the output, since a step computes it now. Update the repetition track, the
+        token counts and the thinking track, as far as they exist."""
         if self._track is not None:
             self._track.add(token)
         self._output.append(token)
@@ -96,9 +96,12 @@ class LogitsState:
             self._thinking.fed(token)
 
     def apply(self, logits: Float32, blocked: Int32 | None = None, mask: TokenMask | None = None) -> None:
-        """Change a row of logits [V] in place, as the request asks (see the module). `blocked` ids are forbidden too.
-        If a processor fails, or a penalty makes a logit infinite, all tokens are forbidden. `mask` has the tokens that
-        the request's grammar allows; the caller applies it."""
+        """Change a row of logits [V] in place, as the request asks (see the module). `blocked` ids are forbidden too. A
+        spent thinking budget leaves only the end mark's next token, if the grammar's `mask` allows it.
+
+        If a processor fails, which is noted in `failure`, or a penalty makes a logit infinite, all tokens are
+        forbidden. The caller applies `mask` itself.
+        """
         forced = self._forced()
         if forced is not None and (mask is None or mask.allows(forced)):
             raw = logits[forced]
@@ -147,7 +150,8 @@ class LogitsState:
         return self._repetition_rule is not None
 
     def repeats(self, token: int) -> bool:
-        """Whether the sequence ends by repetition with this token, which was sampled and is not fed yet."""
+        """Whether the sequence ends by repetition with this token, which was sampled and is not fed yet. Always False
+        without a rule, and until the output has `min_tokens` tokens."""
         rule = self._repetition_rule
         if rule is None or len(self._output) + 1 < self._min_tokens:
             return False
@@ -157,7 +161,8 @@ class LogitsState:
         return track.repeats(token)
 
     def _forced(self) -> int | None:
-        """Return the only token that the thinking budget allows the sequence to sample; None: any token."""
+        """Return the end mark's next token if the thinking budget is spent, since only this token may be sampled then;
+        None: any token."""
         budget = self.sequence.thinking
         if budget is None:
             return None

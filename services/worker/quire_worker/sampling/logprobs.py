@@ -12,8 +12,9 @@ from quire_worker.arrays import Float32, Int32
 
 
 def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-    """Return logprob, rank and `wanted` most likely alternatives of the sampled token. They are for rows of logits [N,
-    V] with wanted [N] >= 0 and a token that is not -1. Returns None if there is no such row."""
+    """Return logprob, rank (1 for the largest logit) and the `wanted` most likely alternatives of the sampled token.
+    They are for rows of logits [N, V] with wanted [N] >= 0 and a token that is not -1. Returns None if there is no such
+    row."""
     asked = np.flatnonzero((wanted >= 0) & (token >= 0))
     if asked.size == 0:
         return None
@@ -37,7 +38,8 @@ def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColum
 
 
 def _top_ids(rows: Tensor, count: Int32) -> Int32:
-    """Ids of each row's `count` largest logits, largest first, the lower id first among equals; row after row."""
+    """Return the ids of each row's `count` largest logits, row after row in one array: largest first, the lower id
+    first among equals."""
     most = int(count.max())
     if most == 0:
         return np.empty(0, np.int32)

@@ -53,7 +53,8 @@ _UNUSED: Final = (0,) * ("unused" in (PARAM_ROW.names or ()))
 
 
 def param_rows(count: int, **columns: ArrayLike) -> ParamRows:
-    """Make `count` rows with these columns. All other numbers are neutral: greedy and without limits."""
+    """Make `count` rows with these columns, and set `filtered` by them. All other numbers are neutral: greedy and
+    without limits."""
     rows = np.zeros(count, PARAM_ROW)
     for each in LIMITS:
         rows[each.name] = each.default
@@ -76,7 +77,8 @@ def mark_filtered(rows: ParamRows) -> None:
 
 
 def asks_limits(rows: ParamRows) -> Bool:
-    """Return [N] whether a row limits which tokens may be sampled, for example by top_k or top_p."""
+    """Return bool [N]: whether a row limits which tokens may be sampled, which is so if top_k, top_p or another limit
+    is not its default."""
     asked: Bool = np.zeros(len(rows), np.bool_)
     for each in LIMITS:
         asked |= rows[each.name] != each.default
@@ -84,7 +86,8 @@ def asks_limits(rows: ParamRows) -> Bool:
 
 
 def param_row(sampling: Sampling) -> tuple[Any, ...]:
-    """Return the param row of a sequence as a tuple in the order of PARAM_ROW."""
+    """Return the param row of a sequence as a tuple in the order of PARAM_ROW: random key, sample index, `filtered` and
+    the sampling numbers. `filtered` is True if the sequence is not greedy and has limits."""
     hot = np.float32(sampling.temperature) >= np.float32(GREEDY_BELOW)
     filtered = hot and _LIMITS(sampling) != _NEUTRAL
     return (sampling.seed, sampling.sample, filtered, *_NUMBERS(sampling), *_UNUSED)

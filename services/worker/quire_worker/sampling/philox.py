@@ -21,8 +21,8 @@ Words = tuple[UInt64, UInt64, UInt64, UInt64]
 
 
 def philox(counter: Words, key: tuple[UInt64, UInt64]) -> Words:
-    """Compute four random words for each element. Counter and key words are broadcast together, and each is below
-    2**32."""
+    """Compute four random words for each element by Philox4x32 with ten rounds. Counter and key words are broadcast
+    together, and each is below 2**32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

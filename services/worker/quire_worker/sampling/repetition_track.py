@@ -47,7 +47,8 @@ class RepetitionTrack:
         self._asked = _NO_TOKEN
 
     def repeats(self, token: int) -> bool:
-        """Whether the output would end with a repetition if this token followed."""
+        """Whether the output would end with a repetition, for any pattern size of the rule, if this token followed. The
+        output stays as it is."""
         self._extend(token)
         return bool((self._next >= self._needed).any())
 
@@ -63,7 +64,8 @@ class RepetitionTrack:
         self._end += 1
 
     def _extend(self, token: int) -> None:
-        """Compute into `_next` what the runs of all sizes would be after this token."""
+        """Compute into `_next` what the runs of all sizes would be after this token: one more where it equals the token
+        at this distance, else 0."""
         first = self._end - self._most
         np.add(self._run, 1, out=self._next)
         self._next *= self._recent[first : first + self._spread] == token
@@ -88,7 +90,7 @@ def trailing_runs(tokens: Int64, most: int) -> Int64:
 
 
 def _common_length(first: Int64, second: Int64) -> int:
-    """Return the length of the longest beginning that both have."""
+    """Return the length of the longest beginning that both arrays have. They are compared in blocks of growing size."""
     end, at, block = min(len(first), len(second)), 0, _LEAST_BLOCK
     while at < end:
         stop = min(at + block, end)

@@ -39,8 +39,11 @@ _NEAR = 256
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
-    """Sample a token id for each row of logits [N, V] float32. DAMAGED where a row's largest logit is not finite;
-    NOTHING_LEFT where only blocked tokens and the request's own parameters are the reason."""
+    """Sample a token id for each row of logits [N, V] float32, by the definition above. The logits stay unchanged.
+
+    A row whose own largest logit is not finite gets DAMAGED. A row of which bans, controls or a grammar leave no finite
+    logit gets NOTHING_LEFT.
+    """
     raw = logits
     if columns.blocked or columns.controls or columns.masks:
         logits = logits.clone()
@@ -63,7 +66,8 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
 
 
 def _restrict(values: Float32, columns: SamplingColumns) -> None:
-    """Change, in place, the logits [N, V] of rows with blocked tokens, controls or masks."""
+    """Change, in place, the logits [N, V] of rows with blocked tokens, controls or masks: what may not be sampled
+    becomes -inf. Blocked tokens are free if the row's mask allows no others."""
     blocked = dict(columns.blocked)
     for row, mask in columns.masks.items():
         if row in blocked and mask.allows_only(blocked[row]):
@@ -88,8 +92,9 @@ class _Filtered:
 
 
 def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
-    """Sample tokens for rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N,
-    V]."""
+    """Sample tokens for rows that are not greedy: the largest `scaled` logit plus Gumbel noise among the tokens that
+    the limits keep. `rows` are their indices in the columns, and `top` their largest scaled logits. Overwrites `scaled`
+    [N, V]."""
     token = np.empty(rows.size, np.int64)
     filtered = _filter(scaled, top, columns, rows)
     if filtered.rows:
@@ -115,8 +120,8 @@ def _sample_rows(scaled: Float32, top: Float32, columns: SamplingColumns, rows: 
 
 
 def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
-    """Apply the rows' limits (top_k, top_p and the like). Returns the rows that keep few tokens, with these tokens. In
-    the other rows, tokens that are not kept become -inf in `scaled`."""
+    """Apply the rows' limits (top_k, top_p and the like). Returns the rows that keep less than a quarter of the
+    vocabulary, with these tokens. In the other rows, tokens that are not kept become -inf in `scaled`."""
     vocab_size = scaled.shape[1]
     params = columns.params.take(rows)
     asked = asks_limits(params)
@@ -159,8 +164,11 @@ def _kept(scaled: Float32, weight: Float32, draw: np.void) -> Int64:
 
 
 def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
-    """Return flags of the tokens that locally typical sampling keeps (Meister et al. 2022). -log p differs from the
-    entropy by as much as z differs from its mean."""
+    """Return flags of the tokens that locally typical sampling keeps (Meister et al. 2022): those nearest to the
+    entropy, until they weigh typical_p. Equally near tokens are kept too.
+
+    -log p differs from the entropy by as much as z differs from its mean.
+    """
     z, mass = scaled.astype(np.float64), weight.astype(np.float64)
     wanted = typical_p * mass.sum()
     distance = np.abs(z - (mass * z).sum() / mass.sum())
@@ -177,7 +185,8 @@ def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
 
 
 def _top_p_mass(mass: Float32, top_p: float) -> float:
-    """Return the weight of the least likely token that top_p keeps."""
+    """Return the weight of the least likely token that top_p keeps: tokens whose strictly larger ones sum to less than
+    top_p of all. Only tokens that are likely enough are sorted."""
     total = mass.sum(dtype=np.float64)
     # All tokens below this together make up at most half of the tail that top_p drops.
     likely = np.sort(mass[mass > 0.5 * (1.0 - top_p) * total / mass.size])[::-1]

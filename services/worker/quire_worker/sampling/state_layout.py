@@ -59,9 +59,12 @@ _SPARE = 4
 
 
 def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
-    """Return the state of a sequence that starts. Its output ids are those that it had before. `room` is the number of
-    new token ids that the state can count; None: enough for all possible ids. The ids and their counts are its last
-    section."""
+    """Return the state of a sequence that starts, as int32 words: the header, then biases, mask, bad words, last
+    tokens, thinking marks, and ids with counts. Its output ids are those that it had before.
+
+    `room` is the number of new token ids that the state can count; None: enough for all possible ids. Without
+    penalties, it has no ids.
+    """
     controls = sequence.sampling.controls or NEUTRAL
     counting = any(getattr(controls, each.name) != each.default for each in PENALTIES)
     ids, counts, capacity = _known_tokens(sequence, vocab_size, room) if counting else (_NONE, _NONE, 0)
@@ -73,6 +76,7 @@ def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -
     end = HEADER
 
     def place(*parts: Int32) -> int:
+        """Append parts as the next section, and return the section's offset."""
         nonlocal end
         begin = end
         sections.extend(parts)
@@ -140,12 +144,14 @@ def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tupl
 
 
 def most_ids(sequence: Sequence, known: int, vocab_size: int) -> int:
-    """Return how many distinct ids a sequence may have at its end, if it starts with `known`."""
+    """Return how many distinct ids a sequence may have at its end, if it starts with `known`: one more for each new
+    token, up to the vocabulary."""
     return max(known, min(vocab_size, known + sequence.stop.max_tokens + _SPARE))
 
 
 def _mask(allowed: tuple[int, ...], vocab_size: int) -> Int32:
-    """Return one bit for each token of the vocabulary, 1 if it is allowed; empty if all are allowed."""
+    """Return int32 words with one bit for each token of the vocabulary, the lowest first, 1 if it is allowed. Empty if
+    `allowed` is empty, since then all are."""
     if not allowed:
         return _NONE
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)

@@ -42,8 +42,8 @@ class ThinkingTrack:
             self.fed(token)
 
     def fed(self, token: int) -> None:
-        """Take in one more token of the sequence: look for the start mark or, while it thinks, count and look for the
-        end mark."""
+        """Take in one more token of the sequence. Outside thinking, look for the start mark, which begins thinking with
+        0 tokens spent. Within it, count the token and look for the end mark, which ends thinking."""
         if self.spent < 0:
             self.started = advance(self._start, self._start_back, self.started, token)
             if self.started == len(self._start):
@@ -70,8 +70,8 @@ def fallbacks(mark: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def advance(mark: tuple[int, ...], back: tuple[int, ...], matched: int, token: int) -> int:
-    """Return how many of the mark's first tokens a sequence ends with, after one more token. `matched` is this number
-    before it, and less than the whole mark."""
+    """Return how many of the mark's first tokens a sequence ends with after `token` (Knuth, Morris and Pratt).
+    `matched` is this number before it, and less than the whole mark; `back` is the result of `fallbacks`."""
     while matched and mark[matched] != token:
         matched = back[matched - 1]
     return matched + (mark[matched] == token)

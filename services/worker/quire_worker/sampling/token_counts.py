@@ -31,8 +31,8 @@ class TokenCounts:
         self._count[place] += 1
 
     def penalise(self, logits: Float32, repetition: np.float32, frequency: np.float32, presence: np.float32) -> bool:
-        """Apply vLLM's penalties to a row of logits [V], in place, in float32 and in vLLM's order. Returns False if
-        they make a logit infinite."""
+        """Apply repetition, frequency and presence penalties to the known tokens of a row of logits [V], in place, in
+        float32 and in vLLM's order. Returns False if a logit is then +inf."""
         ids, count = self._ids[: self._size], self._count[: self._size]
         values = logits[ids]
         if repetition != 1:

@@ -42,7 +42,7 @@ class TokenMask:
     first, in whole lines of 1,024."""
 
     def forbidden(self, vocab_size: int) -> Bool:
-        """Return [V] whether each token may not be sampled."""
+        """Return bool [V]: True for each token that may not be sampled."""
         if self.kind == MaskKind.ONE:
             found = np.ones(vocab_size, np.bool_)
             found[self.token] = False
@@ -78,8 +78,8 @@ class MaskBuilder:
         self._ending_words = np.count_nonzero(ending)
 
     def build(self, allowed: UInt64) -> TokenMask | None:
-        """Build the mask of the tokens whose bits are 1 in `allowed`, in the layout of `bit_words`. Returns None where
-        no token is left."""
+        """Build the mask of the tokens whose bits are 1 in `allowed`, in the layout of `bit_words`. Its kind is END if
+        all are eos tokens, ONE for a single other token, else BITS. Returns None where no token is left."""
         words = np.count_nonzero(allowed)
         if not words:
             return None

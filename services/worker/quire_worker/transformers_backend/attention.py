@@ -87,7 +87,8 @@ def use_attention(attention: RowAttention) -> Iterator[None]:
 
 @cache
 def register_attention() -> None:
-    """Register STEP_ATTENTION and PROBE_ATTENTION in transformers."""
+    """Register STEP_ATTENTION and PROBE_ATTENTION in transformers, and for the probe the function that returns mask
+    rules. Later calls do nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(STEP_ATTENTION, _attend)
@@ -107,7 +108,11 @@ def _attend(
     is_causal: bool | None = None,
     **further: object,
 ) -> tuple[Tensor, None]:
-    """Models call this function for attention. transformers defines its signature."""
+    """Collect the arguments of one layer's attention into an AttentionCall, and return what the context's attention
+    makes of it, with None for weights. Models call this function; transformers defines its signature.
+
+    Raises RuntimeError outside of `use_attention`.
+    """
     attention = _current_attention.get()
     if attention is None:
         raise RuntimeError("a model with Quire's attention runs outside of `use_attention`")
@@ -127,7 +132,8 @@ def _attend(
 
 
 def _mask_rule(*_: object, mask_function: Callable[..., object], local_size: int = 0, **__: object) -> MaskRule:
-    """Models call this function for a mask, and get the mask's rule. transformers defines its signature."""
+    """Return the rule of a mask: causal, sliding window or chunks of `local_size`. Any other combination becomes
+    `unknown`, with its functions' names. Models call this function for a mask; transformers defines its signature."""
     parts = set(_mask_parts(mask_function))
     if parts == {"causal_mask_function"}:
         return MaskRule()

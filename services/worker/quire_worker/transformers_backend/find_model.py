@@ -73,6 +73,8 @@ def find_model(file: ConfigFile) -> FoundModel:
 
 
 def _import_transformers() -> Any:
+    """Import transformers and return it, with its warnings and progress bars off. Raises ConfigError if it is not
+    installed."""
     try:
         import transformers
     except ImportError as error:
@@ -88,6 +90,8 @@ def _import_transformers() -> Any:
 
 
 def _unknown_architecture(file: ConfigFile, wanted: tuple[str, ...], version: str) -> QuireError:
+    """Make the error for a config.json whose architecture is no causal model of transformers: REMOTE_CODE if the folder
+    brings its own code, else UNSUPPORTED_ARCHITECTURE."""
     asked = ", ".join(wanted) if wanted else f"none (model_type {file.text('model_type', 'absent')})"
     if file.has("auto_map"):
         return Unsupported(
@@ -107,6 +111,9 @@ def _unknown_architecture(file: ConfigFile, wanted: tuple[str, ...], version: st
 
 
 def _make_config(file: ConfigFile, config_class: Any) -> Any:
+    """Make transformers' config from config.json. Fields that could choose code or another way to load weights are left
+    out, and so are names with a leading underscore. Raises ConfigError for another `model_type`, or if transformers
+    refuses a field."""
     if file.text("model_type", config_class.model_type) != config_class.model_type:
         raise file.bad("model_type", f"{config_class.model_type}, as `architectures` implies")
     fields = {
@@ -123,7 +130,8 @@ def _make_config(file: ConfigFile, config_class: Any) -> Any:
 
 
 def _check_sequence_state(architecture: str, model_class: Any, config: Any) -> None:
-    """Raise Unsupported for a model whose state of a sequence is not just keys and values."""
+    """Raise Unsupported for a model whose state of a sequence is not just keys and values: one with an encoder, a
+    vision or audio part, its own cache class, or recurrent or other layers."""
     if config.is_encoder_decoder:
         raise unsupported_model(
             "UNSUPPORTED_ARCHITECTURE", architecture, "it has an encoder, whose states Quire does not keep"

@@ -33,7 +33,8 @@ _MLP_PARTS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def fuse_modules(model: SplitModel, ops: Ops[Any]) -> int:
-    """Replace the modules of a model on a GPU that Quire's kernels compute. Returns how many they are."""
+    """Replace the modules of a model on a GPU that Quire's kernels compute: projections of attention, linear layers,
+    norms, gated MLPs and rotations. Returns how many they are."""
     with torch.inference_mode():
         replaced = model.replace_children(lambda module: _merged(module, ops))
         replaced += model.replace_modules(lambda module: find_fused(module, ops))
@@ -42,8 +43,8 @@ def fuse_modules(model: SplitModel, ops: Ops[Any]) -> int:
 
 
 def _merged(module: nn.Module, ops: Ops[Any]) -> dict[str, nn.Module]:
-    """Return modules, by name, that compute the projections of an attention module as one product; none if they cannot
-    be merged."""
+    """Return modules, by name, that compute the query, key and value projections of an attention module by one GEMM.
+    Empty unless all three are plain linear layers of one input size, with biases in all or none."""
     parts = [getattr(module, name, None) for name in _QKV_PARTS]
     linears = [part for part in parts if type(part) is nn.Linear]
     biases = [part.bias for part in linears if part.bias is not None]
@@ -57,7 +58,8 @@ def _merged(module: nn.Module, ops: Ops[Any]) -> dict[str, nn.Module]:
 
 
 def find_fused(module: nn.Module, ops: Ops[Any]) -> nn.Module | None:
-    """Return a module that computes the same as `module` by Quire's kernels; None: there is none."""
+    """Return a module that computes the same as `module` by Quire's kernels: a linear layer, an RMS norm or a gated
+    MLP. None if there is none, or if results for random rows differ by more than the tolerance."""
     if type(module) is nn.Linear:
         return FusedLinear(module, ops)
     candidates: list[_RowModule] = [*_norms(module, ops), *_mlps(module, ops)]
@@ -85,7 +87,8 @@ def _rotating(module: nn.Module) -> nn.Module | None:
 
 @cache
 def rotates_the_same(theirs: Callable[..., tuple[Tensor, Tensor]], device: torch.device, dtype: torch.dtype) -> bool:
-    """Compare a modelling file's rotation with the kernel, for random heads."""
+    """Whether a modelling file's rotation gives the kernel's results for random heads, rotated as a whole and, if the
+    function can do that, by half. False also for a function with other arguments."""
     generator = torch.Generator(device).manual_seed(1)
     query, key, cos, sin = (
         torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -189,8 +192,8 @@ class _SharedProduct:
         self._left = 0
 
     def columns(self, x: Tensor, begin: int, end: int) -> Tensor:
-        """x [..., inputs] -> [..., end - begin]: columns of the product, which is computed for the first module that
-        asks, and dropped behind the last."""
+        """Return columns `begin` to `end` of the merged linear layer's result for x [..., inputs]. The result is
+        computed for the first module that asks, and dropped behind the last."""
         if self._input is not x:
             product = self._ops.linear(x.reshape(-1, self.weight.inputs), self.weight)
             self._input, self._product, self._left = x, product.view(*x.shape[:-1], -1), self._shares
@@ -229,7 +232,8 @@ class RotatingAttention(nn.Module):
 
 
 def _norms(module: nn.Module, ops: Ops[Any]) -> Iterator[FusedNorm]:
-    """Yield the RMS norms that a module may be: its weight scales as it is, or by one more (as Gemma's)."""
+    """Yield the RMS norms that a module may be: its weight scales as it is, or by one more (as Gemma's). There are none
+    unless the module has a vector `weight`, a float epsilon and no other parameters."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or not isinstance(weight, Tensor) or weight.dim() != 1 or _others(module, "weight"):
@@ -239,7 +243,8 @@ def _norms(module: nn.Module, ops: Ops[Any]) -> Iterator[FusedNorm]:
 
 
 def _mlps(module: nn.Module, ops: Ops[Any]) -> Iterator[FusedMlp]:
-    """Yield the gated MLPs that a module may be, one for each activation function."""
+    """Yield the gated MLPs that a module may be, one for each activation function. There are none unless the module
+    consists of plain linear layers gate_proj, up_proj and down_proj that fit together."""
     parts = [getattr(module, name, None) for name in _MLP_PARTS]
     if any(type(part) is not nn.Linear for part in parts) or _others(module, *_MLP_PARTS):
         return

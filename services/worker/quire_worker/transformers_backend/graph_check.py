@@ -16,7 +16,8 @@ _TOKENS = 5
 
 
 def graph_defect(model: Layers, vocab_size: int, max_positions: int, device: torch.device) -> str:
-    """Return why a pass cannot be captured; "": it can."""
+    """Test on a stream of its own whether a pass of the model can be captured as a CUDA graph. Returns the reason if it
+    cannot; "": it can."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's; the default stream is never captured
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -26,8 +27,8 @@ def graph_defect(model: Layers, vocab_size: int, max_positions: int, device: tor
 
 
 def find_defect(model: Layers, vocab_size: int, max_positions: int, device: torch.device, recorder: Recorder) -> str:
-    """Capture a pass of a few rows, replay it for other tokens and positions, and compare that with a pass of these.
-    Returns what is wrong."""
+    """Capture a pass of a few rows, replay it for other tokens and positions, and compare that with a new pass of
+    these. Returns the error of the capture, or that results differ; "" if the graph is right."""
     last = max_positions - 1
     token = torch.zeros(_TOKENS, dtype=torch.long, device=device)
     position = torch.zeros(_TOKENS, dtype=torch.long, device=device)

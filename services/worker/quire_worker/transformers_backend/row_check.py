@@ -36,8 +36,8 @@ class Layers(Protocol):
 
 
 def check_rows(spec: TransformersSpec, model: Layers, device: torch.device) -> None:
-    """Raise Unsupported if a row's result depends on the other rows of the pass, if the model's first position is not
-    0, or if its code fails."""
+    """Compute five rows together and one by one, and some with and without positions. Raises Unsupported if a row's
+    result depends on the other rows of the pass, if the model's first position is not 0, or if its code fails."""
     token = torch.arange(1, 1 + _TOKENS, device=device) % spec.vocab_size
     last = spec.max_positions - 1
     position = torch.tensor([0, last // 2, 1 % (last + 1), last, last // 3], device=device)

@@ -48,7 +48,8 @@ class TransformersWeights:
         return self.loaded.num_bytes
 
     def decoder(self, ops: Ops[Any]) -> TransformersDecoder[Any]:
-        """See `Weights`."""
+        """Make the decoder. On a GPU, first let Quire's kernels compute the modules that they can, test whether a pass
+        can be captured as a CUDA graph, and log both."""
         spec, model = self.source.spec, self.loaded.model
         if self.device.type != "cuda":
             return TransformersDecoder(spec, model, ops, self.device, can_be_captured=False)
@@ -69,8 +70,9 @@ class TransformersSource(ModelSource):
     part: TextPart | None = None
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> TransformersWeights:
-        """See `ModelSource.load`. Raises Unsupported for types of weights that the backend does not have, and for a
-        model that mixes the rows of a step."""
+        """Load the weights, or make random ones for the load format dummy: in float32 on the CPU (`device` None), in
+        bfloat16 on a GPU. Raises Unsupported for types of weights that the backend does not have, and for a model that
+        mixes the rows of a step."""
         place = torch.device("cpu") if device is None else device
         dtype = torch.float32 if device is None else torch.bfloat16
         if device is None:
@@ -111,7 +113,8 @@ class TransformersSource(ModelSource):
 
 
 def transformers_source(opened: ModelFiles, options: LoadOptions) -> TransformersSource:
-    """Read a model's config for the Transformers backend. Raises ConfigError or Unsupported."""
+    """Find a model's class in transformers, and read its sizes and attention, but no weights. Raises ConfigError for
+    GGUF files and wrong configs, and Unsupported for models that the backend cannot run."""
     path, config, gguf, part = opened
     if gguf is not None:
         raise ConfigError(

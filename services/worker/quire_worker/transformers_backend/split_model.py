@@ -22,8 +22,8 @@ class SplitModel:
         self._head = model
 
     def hidden(self, token: Tensor, position: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence, and the model
-        numbers them. `mask`: [1, R] of ones makes transformers ask for a mask of each layer."""
+        """Run the layers: token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence, and
+        the model numbers them. `mask`: [1, R] of ones makes transformers ask for a mask of each layer."""
         output = self.layers(
             input_ids=token[None],
             position_ids=None if position is None else position[None],

@@ -25,7 +25,8 @@ _ROWS: Final = 1024
 
 def measure_row_bytes(found: FoundModel) -> int:
     """Return the bytes that the layers take for each row of a step, in bfloat16 and without the weights, at their peak.
-    Raises Unsupported for layers that do not compute in bfloat16."""
+    A pass of 1024 rows on the meta device counts live tensors. Raises Unsupported for layers that do not compute in
+    bfloat16."""
     register_attention()
     with failures_as_unsupported("UNSUPPORTED_DTYPE", found.architecture), torch.device("meta"), torch.inference_mode():
         model = found.build(STEP_ATTENTION, dtype=torch.bfloat16)
@@ -42,7 +43,7 @@ class _ShapedRows:
     """An attention that takes as much memory as that of TransformersDecoder."""
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Return [1, R, Q, D]."""
+        """Return [1, R, Q, D] without values, after making the intermediate tensors that paged attention makes."""
         _, heads, rows, head_dim = call.query.shape
         parts = [each.transpose(1, 2).reshape(rows, -1) for each in (call.query * call.scale, call.key, call.value)]
         qkv = torch.cat(parts, dim=1)

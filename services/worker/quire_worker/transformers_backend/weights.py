@@ -45,7 +45,8 @@ class LoadedWeights:
 
     @classmethod
     def of(cls, model: Any, digest: bytes, device: torch.device) -> LoadedWeights:
-        """Move a model that transformers made to a device."""
+        """Move a model that transformers made to a device, switch gradients off, and split it. Count each parameter
+        once; `num_bytes` includes buffers."""
         model.to(device).requires_grad_(False)
         parameters = list(model.parameters())  # each once, where several modules share it
         size = sum(each.nbytes for each in (*parameters, *model.buffers()))
@@ -86,7 +87,8 @@ def load_weights(
 
 
 def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed: int) -> LoadedWeights:
-    """Make the model with random weights, as transformers initialises it."""
+    """Make the model with random weights of this seed, as transformers initialises it. The random state of the process
+    stays unchanged."""
     register_attention()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
         torch.manual_seed(seed)
@@ -112,7 +114,8 @@ class _TensorReader:
         progress(0, total)
 
     def read(self, file: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype | None) -> Tensor:
-        """Read a tensor to the model's device, in this type; None: in the file's type."""
+        """Read a tensor to the model's device, in this type; None: in the file's type. Note its digest and report
+        progress. The first error is kept in `error` and raised."""
         try:
             file.tensor(entry)  # raises for kinds of numbers that are not supported
             target = torch.empty(entry.shape, dtype=dtype or DTYPES[entry.dtype], device=self._device)
@@ -152,8 +155,8 @@ class _LazyTensor:
 
 
 def _check_loading_info(checkpoint: Checkpoint, info: dict[str, Collection[Any]]) -> None:
-    """Raise ConfigError if the checkpoint has other tensors than the model. `info`: the loading info of
-    transformers."""
+    """Raise ConfigError if the checkpoint lacks tensors, has tensors that the model does not have, or tensors of other
+    shapes. `info`: the loading info of transformers."""
     for code, kind, what in (
         ("MISSING_TENSOR", "missing_keys", "lacks {} tensors that its config.json implies"),
         ("UNEXPECTED_TENSOR", "unexpected_keys", "holds {} tensors that its config.json does not imply"),

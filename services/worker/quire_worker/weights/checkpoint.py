@@ -71,6 +71,12 @@ class Checkpoint:
         return self._where.get(name)
 
     def _open_all(self) -> None:
+        """Open all weight files and note where each tensor lies, in the order of the files: those of the index, or the
+        single file.
+
+        Raises ConfigError for missing files, for a tensor in two files, and for a tensor that is not in the file that
+        the index names.
+        """
         index = self.folder / INDEX_NAME
         promised = self._read_index(index) if index.is_file() else {}
         paths = sorted(set(promised.values())) if promised else [self._single()]
@@ -106,6 +112,8 @@ class Checkpoint:
         self._where = {own: self._where[name] for name, own in found.items() if own is not None}
 
     def _single(self) -> Path:
+        """Return the path of the folder's only weight file. Raises ConfigError, with a fix, if the folder has none: it
+        may hold GGUF files, weights in another format, or no weights."""
         path = self.folder / SINGLE_NAME
         if path.is_file():
             return path
@@ -123,6 +131,8 @@ class Checkpoint:
         )
 
     def _read_index(self, index: Path) -> dict[str, Path]:
+        """Return the file of each tensor by the `weight_map` of the index. Raises ConfigError if the map is missing or
+        empty, or a file's name has a folder in it."""
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConfigError("BAD_INDEX", f"{index} has no weight_map.", "Download the file again.")

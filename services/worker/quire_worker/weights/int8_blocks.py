@@ -32,8 +32,8 @@ _ROWS: Final = 1024
 
 
 def int8_specs(specs: Iterable[ParameterSpec], kinds: Mapping[tuple[str, int], BlockKind]) -> list[ParameterSpec]:
-    """Return the parameters that `quantize_int8` changes: float parameters whose rows are whole blocks. `kinds` has the
-    kinds of the linear and embedding weights, by role and layer."""
+    """Return the parameters that `quantize_int8` changes: float parameters whose rows are a multiple of 32 values.
+    `kinds` has the kinds of the linear and embedding weights, by role and layer; others are left out."""
     found = []
     for spec in specs:
         kind = kinds.get((spec.role, spec.layer))
@@ -43,10 +43,10 @@ def int8_specs(specs: Iterable[ParameterSpec], kinds: Mapping[tuple[str, int], B
 
 
 def quantize_int8(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None:
-    """Replace the parameters of the store by int8 blocks, one after another, so that at most one of them is in memory
-    twice.
+    """Replace the given parameters of the store, which are stored separately, by int8 blocks. This is done one after
+    another, so that at most one of them is in memory twice.
 
-    Raises ConfigError for a value that is too large for a float16 scale.
+    Raises ConfigError for a value that is no finite number, or too large for a float16 scale.
     """
     for spec in specs:
         values = store.destination(spec)
@@ -65,8 +65,9 @@ def quantize_int8(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None
 
 
 def _blocks(values: Float32) -> NDArray[np.uint8]:
-    """Round rows to blocks as llama.cpp's quantize_row_q8_0 does. The largest value of a block becomes 127, and halves
-    are rounded away from zero. Returns [rows, bytes of a row]."""
+    """Round rows to blocks as llama.cpp's quantize_row_q8_0 does. The largest magnitude of a block becomes 127, and
+    halves are rounded away from zero. Returns uint8 [rows, bytes of a row]: for each block a float16 scale, then 32
+    int8 numbers."""
     blocks = values.reshape(-1, _KIND.values)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(_LARGEST)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the caller refuses scales that are not finite

@@ -38,9 +38,11 @@ def load_checkpoint(
     store: ParameterStore,
     progress: Progress,
 ) -> bytes:
-    """Fill the store. Returns a digest of the weights that does not depend on how they are sharded.
+    """Fill the store with the checkpoint's tensors, copied by several threads in the order of the files. Returns a
+    digest of the weights that does not depend on how they are sharded.
 
     Raises ConfigError for tensors that are missing, left over or of the wrong shape, before any data is read.
+    `progress` gets (done bytes, total bytes).
     """
     found = _match(checkpoint, specs, family)
     total = sum(entry.num_bytes for _, _, entry in found)
@@ -56,7 +58,8 @@ def load_checkpoint(
 
 
 def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int, progress: Progress) -> bytes:
-    """Make random weights, never zeros: norm weights near 1, all others with standard deviation 0.02.
+    """Fill the store with random weights, rounded to bfloat16: norm weights near 1, all others near 0 with standard
+    deviation 0.02. Returns a digest of seed and shapes.
 
     A parameter's values depend only on the seed, its own name and shape, and the kind of device.
     """
@@ -93,6 +96,9 @@ def block_kinds(
 def _match(
     checkpoint: Checkpoint, specs: Sequence[ParameterSpec], family: Family
 ) -> list[tuple[SourceTensor, SafetensorsFile, TensorEntry]]:
+    """Return each tensor of the checkpoint that holds parameters, with its file and entry. Raises ConfigError for
+    missing, unexpected and wrongly shaped tensors, and for a head that differs from the tied embedding; Unsupported for
+    unsupported types of numbers."""
     family = family.in_checkpoint(checkpoint.names)
     wanted = source_tensors(specs, family)
     missing = [name for name in wanted if checkpoint.find(name) is None]
@@ -137,8 +143,8 @@ def _match(
 
 
 def _check_tied(checkpoint: Checkpoint, head: str, embedding: str) -> None:
-    """Raise ConfigError if a checkpoint has its own head although config.json says that the embedding is the head.
-    transformers would use the head."""
+    """Raise ConfigError if the checkpoint has a head that differs from the embedding in type or values, although
+    config.json says that the embedding is the head. transformers would use this head."""
     places = [place for name in (head, embedding) if (place := checkpoint.find(name)) is not None]
     if len(places) < 2:
         return

@@ -85,7 +85,8 @@ class ParameterStore:
         return self._packed.get((packed, layer))
 
     def require(self, packed: str, layer: int) -> Tensor:
-        """Return a packed tensor that the spec of the model requires. KeyError is an error of the caller."""
+        """Return a packed tensor that the spec of the model requires. Raises KeyError, which is an error of the caller,
+        if the store has none."""
         return self._packed[packed, layer]
 
     def take_weight(self, packed: str, layer: int) -> Weight:

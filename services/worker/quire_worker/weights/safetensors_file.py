@@ -79,7 +79,8 @@ class SafetensorsFile:
             self._map.close()
 
     def tensor(self, entry: TensorEntry) -> Tensor:
-        """A tensor, a view; Unsupported for kinds of numbers that no model here computes with."""
+        """Return a tensor as a view of the mapped file. Raises Unsupported for kinds of numbers that no model here
+        computes with."""
         if entry.dtype not in DTYPES:
             raise Unsupported(
                 "UNSUPPORTED_WEIGHT_DTYPE",
@@ -91,6 +92,8 @@ class SafetensorsFile:
         return flat.view(entry.shape)
 
     def _read_header(self, size: int) -> dict[str, TensorEntry]:
+        """Parse and check the header of a file of `size` bytes; return its tensors by name. Raises ConfigError if it is
+        no JSON object, or if the tensors do not lie in the file without gaps, overlaps and a rest."""
         length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
         if length > MAX_HEADER_BYTES:
             raise self._corrupt(f"its header claims {length} bytes")
@@ -116,6 +119,8 @@ class SafetensorsFile:
         return {entry.name: entry for entry in entries}
 
     def _entry(self, name: str, value: Any, data: int) -> TensorEntry:
+        """Check one tensor's entry of the header and return it, with offsets in the file; `data` is where the data
+        begins. Raises ConfigError for a malformed entry, or one whose size does not suit its shape and type."""
         try:
             name.encode()
         except UnicodeEncodeError as error:

@@ -32,7 +32,8 @@ class SourceTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In the checkpoint."""
+        """The tensor's shape in the checkpoint: that of its parameters stacked along their outputs, or the reverse of
+        this if it is transposed."""
         first = self.specs[0]
         if len(self.specs) == 1 and first.file_shape:
             return first.file_shape
@@ -41,18 +42,20 @@ class SourceTensor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its bytes are those of its one parameter."""
+        """Whether its bytes are those of its one parameter: not transposed, and with rows in the same order."""
         return len(self.specs) == 1 and not self.is_transposed and not self.specs[0].row_order
 
     def destinations(self, store: ParameterStore) -> tuple[Tensor, Callable[[Tensor], None] | None]:
-        """Return the tensor to which the bytes go, and what to do with the loaded tensor if they do not go there
-        directly."""
+        """Return the store's tensor of the first parameter, and None if the bytes go directly there. Otherwise the
+        second value is a function that takes the loaded tensor and spreads it over the parameters' tensors."""
         targets = [store.destination(spec) for spec in self.specs]
         if self.is_whole:
             return targets[0], None
         return targets[0], lambda tensor: self._spread(tensor, targets)
 
     def _spread(self, tensor: Tensor, targets: Sequence[Tensor]) -> None:
+        """Copy the loaded tensor's rows to the parameters' tensors, with rows of heads in each parameter's
+        `row_order`."""
         for target, rows, spec in zip(targets, self._parts(tensor), self.specs, strict=True):
             if spec.row_order:
                 unit = len(spec.row_order)
@@ -61,7 +64,8 @@ class SourceTensor:
             target.copy_(rows.reshape(spec.shape))
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
-        """The rows of each parameter, in the checkpoint's order."""
+        """Return the rows of each parameter, in the checkpoint's order. They follow one another or, `by_head`,
+        alternate unit by unit."""
         rows = tensor.T if self.is_transposed else tensor
         if len(self.specs) == 1:
             return [rows]
@@ -75,7 +79,8 @@ class SourceTensor:
 
 
 def source_tensors(specs: Sequence[ParameterSpec], family: Family) -> dict[str, SourceTensor]:
-    """The tensors of a checkpoint by name."""
+    """Return the tensors that a checkpoint must have, by name, with the parameters in each. Parameters whose role has
+    the same name share a tensor."""
     by_name: dict[str, list[ParameterSpec]] = {}
     for spec in specs:
         by_name.setdefault(family.tensor_name(spec.role, spec.layer), []).append(spec)

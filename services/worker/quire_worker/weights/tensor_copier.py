@@ -52,8 +52,11 @@ def copy_tensors(
     threads: int = 0,
     stage_bytes: int = STAGE_BYTES,
 ) -> dict[str, bytes]:
-    """Copy all tensors; returns digests by name. `progress` is called from the calling thread with the number of bytes
-    done so far. If threads fail, raises the first error once no thread writes any more."""
+    """Copy all tensors on up to eight threads; returns digests (xxh3 of name, type, shape and bytes) by name.
+    `progress` is called from the calling thread with the number of bytes done so far.
+
+    If a thread fails, the others take no more tensors, and its error is raised once no thread writes any more.
+    """
     copies = list(copies)
     work: queue.SimpleQueue[TensorCopy] = queue.SimpleQueue()
     for each in copies:
@@ -63,6 +66,8 @@ def copy_tensors(
     threads = min(threads or min(MOST_THREADS, usable_cores()), max(1, len(copies)))
 
     def run() -> None:
+        """Copy tensors from the queue until it is empty. After an error, empty the queue. At the end put None into
+        `moved`."""
         try:
             copier = _Copier(copies[0].target.device, stage_bytes)
             while True:
@@ -107,7 +112,8 @@ class _Copier:
         self._turn = 0
 
     def copy(self, item: TensorCopy, moved: Callable[[int], None]) -> bytes:
-        """Returns the tensor's digest; a device's copies may still run."""
+        """Read a tensor from its file piece by piece, hash it and copy it to its target, or pass it to `spread` as a
+        whole. Returns its digest; a device's copies may still run. `moved` gets the bytes of each piece."""
         entry, dtype = item.entry, DTYPES[item.entry.dtype]
         digest = xxhash.xxh3_128(f"{entry.name}/{entry.dtype}/{entry.shape}/".encode())
         with self._on_stream():
@@ -141,6 +147,8 @@ class _Copier:
             self._stream.synchronize()
 
     def _send(self, stage: _Stage, size: int, dtype: torch.dtype, target: Tensor) -> None:
+        """Copy the first `size` bytes of a stage, as numbers of `dtype`, to `target`. On a GPU the copy is only
+        enqueued, and the stage's event follows it; the GPU converts the type."""
         source = stage.memory[:size].view(dtype)
         if self._stream is None:
             target.copy_(source)
@@ -164,7 +172,7 @@ class _Stage:
         self.sent = torch.cuda.Event() if pinned else _Never()  # type: ignore[no-untyped-call]  # torch's
 
     def wait(self) -> None:
-        """Until what was copied from it last has left."""
+        """Wait until the last copy from this buffer has ended."""
         self.sent.synchronize()
 
 
@@ -179,6 +187,7 @@ class _Never:
 
 
 def _read(file: int, into: memoryview, begin: int, path: Path) -> None:
+    """Fill `into` from offset `begin` of the file. Raises ConfigError if the file ends before that."""
     done = 0
     while done < len(into):
         count = os.preadv(file, [into[done:]], begin + done)

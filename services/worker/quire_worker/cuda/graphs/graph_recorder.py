@@ -68,6 +68,8 @@ class GraphRecorder:
         self._open = graph
 
     def _reserve(self, size: int) -> torch.cuda.CUDAGraph | None:
+        """Capture a graph that allocates `size` bytes, so that the pool has one block of this size, and return the
+        graph. None if the GPU has no such block."""
         self.begin()
         try:
             torch.empty(size, dtype=torch.uint8, device="cuda")[:1].zero_()

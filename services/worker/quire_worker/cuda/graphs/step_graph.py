@@ -93,8 +93,8 @@ class StepGraph:
 
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
-        """Launch the step that was packed by this layout, on the current stream; in pieces, attention of prompt chunks
-        is launched between them."""
+        """Launch the step that was packed by this layout, on the current stream. In pieces, attention of prompt chunks
+        is launched between them. Sets `advanced` of the body before the last graph."""
         self._body.advanced = False
         if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():

@@ -61,15 +61,17 @@ class StepGraphCache:
         )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """Return the smallest captured step that suits the wanted size. If it is missing, capture it now, unless
-        captures are postponed. None: there is none. `fresh`: torch's attention computes some chunk."""
+        """Return the smallest captured step that suits the wanted size, whole, or in pieces for steps of many rows. If
+        it is missing, capture it now, unless captures are postponed. None: there is none. `fresh`: torch's attention
+        computes some chunk, so only steps in pieces suit."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)
         return found
 
     def capture(self, count: int) -> bool:
-        """Capture the next `count` sizes that are queued; returns whether some are left."""
+        """Capture the next `count` sizes that are queued, whole steps before steps in pieces; returns whether some are
+        left."""
         for _ in range(count):
             (self._whole if self._whole.has_missing else self._pieced).capture_next()
         return self._whole.has_missing or self._pieced.has_missing
@@ -80,6 +82,8 @@ class StepGraphCache:
         self._pieced.give_up()
 
     def _capture(self, size: StepSize, *, fresh: bool) -> StepGraph:
+        """Capture a step of this size on the steps' stream. If memory runs out, empty torch's cache of memory and try
+        once more."""
         layout = StepLayout.of(size, self._tiling, fresh=fresh)
         with torch.cuda.stream(self._stream):
             try:

@@ -34,7 +34,8 @@ class DeviceMasks:
         self._arrived = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
-        """Write the right positions to the uploaded columns of a step. Returns the tensors that `fetch` needs."""
+        """Write the right positions to the uploaded columns `views` of a step, for rows that decode by a grammar.
+        Returns the tensors that `fetch` needs. `splits` as in TritonPlan."""
         sequences = len(views["mask_slot"])
         masks = RowMasks(
             mask_slot=views["mask_slot"],
@@ -54,8 +55,8 @@ class DeviceMasks:
         return masks
 
     def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
-        """Read the step's masks on a stream of their own, so that other kernels run meanwhile. `await_fetch` ends
-        this."""
+        """Launch the kernel that reads the step's masks, on a stream of its own, so that other kernels run meanwhile.
+        `await_fetch` makes later kernels wait for it. On the CPU it runs at once."""
         if self._stream is None:
             fetch_masks(masks, self._mapping.ring, views["sample_position"], stop_id)
             return
@@ -69,8 +70,8 @@ class DeviceMasks:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def reset(self) -> None:
-        """Forget how far a launch came that failed. Nothing is in flight on the main stream. Waits for the reading
-        kernel."""
+        """Wait for the reading kernel of a launch that failed, and set its counters of ended programs to 0. Nothing may
+        be in flight on the main stream."""
         if self._stream is not None:
             self._stream.synchronize()
         self._arrived.zero_()

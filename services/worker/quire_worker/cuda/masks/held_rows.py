@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def pop_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
-    """Return the sequences of a step that were held. The device marks their tokens [S] with HELD; they become -1."""
+    """Return the indices of the step's sequences that were held. The device marks their tokens [S] with HELD; they
+    become -1 in place. Empty without grammars."""
     if not batch.constraints:
         return ()
     held = np.flatnonzero(token == HELD)

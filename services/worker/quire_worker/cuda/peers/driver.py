@@ -68,7 +68,8 @@ class CudaDriver:
         self.call("cuIpcCloseMemHandle", address)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver by name; raises Unavailable CUDA_DRIVER if it fails."""
+        """Call a function of the driver by name; raises Unavailable CUDA_DRIVER with the driver's name of the error if
+        it fails."""
         status = getattr(self.library, name)(*arguments)
         if status != 0:
             raise Unavailable(

@@ -32,8 +32,8 @@ class PeerMemory:
             )
 
     def check(self, pages: Int32) -> None:
-        """Raise InvalidArgument if one of these page numbers, which come from the other worker, is not a page of its
-        pool."""
+        """Raise InvalidArgument if one of these page numbers, which come from the other worker, is 0 or not a page of
+        its pool."""
         if len(pages) and not 0 < int(pages.min()) <= int(pages.max()) < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE",

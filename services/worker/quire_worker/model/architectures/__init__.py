@@ -47,12 +47,14 @@ FAMILIES: dict[str, Family] = {name: family for family in ALL_FAMILIES for name 
 
 
 def has_family(config: ConfigFile) -> bool:
-    """Whether the first of the config's architectures that is supported has a family that computes this model."""
+    """Whether Quire computes this model: the first of the config's architectures that has a family decides, and the
+    family must cover the model. False if no architecture has a family."""
     return next((FAMILIES[name].has_model(config) for name in config.texts("architectures") if name in FAMILIES), False)
 
 
 def find_family(config: ConfigFile) -> tuple[str, Family]:
-    """Return the first of the config's architectures that is supported, with its family."""
+    """Return the first of the config's architectures that is supported, with its family. Raises Unsupported if none
+    is."""
     wanted = config.texts("architectures")
     for name in wanted:
         if name in FAMILIES:

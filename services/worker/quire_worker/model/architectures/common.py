@@ -46,8 +46,8 @@ _MOST_HEADS, _MOST_HEAD_DIM = 1 << 12, 1 << 14
 
 
 def tensor_names(model: Mapping[str, str], layer: str, parts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the names of tensors by role. `model` and `parts` map a role without `.weight` or `.bias` to a name
-    without it. Names of `parts` are below `layer`, in which {layer} is the layer's index."""
+    """Return the names of tensors by role, each with `.weight` and with `.bias`. `model` and `parts` map a role to a
+    name without this ending. Names of `parts` are below `layer`, in which {layer} is the layer's index."""
     every = {**model, **{role: f"{layer}.{name}" for role, name in parts.items()}}
     return MappingProxyType(
         {f"{role}.{kind}": f"{name}.{kind}" for role, name in every.items() for kind in ("weight", "bias")}
@@ -93,7 +93,8 @@ class Sizes:
         return Attention(self.heads, self.kv_heads, self.head_dim, **choices)
 
     def arch_spec(self, architecture: str, layers: tuple[LayerSpec, ...], **choices: Any) -> ArchSpec:
-        """Make the spec of a model with these sizes and layers; `choices` are its other fields."""
+        """Make the spec of a model with these sizes and layers; `choices` are its other fields. Without `norm` it has
+        RMS norms with the epsilon that was read."""
         norm = choices.pop("norm", NormSpec(self.norm_eps))
         return ArchSpec(architecture, self.vocab_size, self.hidden_size, layers, self.max_positions, norm, **choices)
 
@@ -103,7 +104,11 @@ def read_sizes(
 ) -> Sizes:
     """Read and check the sizes. `head_dim` and `inner` are used if config.json does not give them. `head_dim` 0 stands
     for hidden_size / heads, as a null field does; `inner` 0 makes a missing field an error. `eps` is the name of the
-    field with the norms' epsilon."""
+    field with the norms' epsilon.
+
+    Raises ConfigError for missing or inconsistent sizes and an odd head size, and Unsupported if only another epsilon
+    field is given.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", maximum=_MOST_HEADS)
     kv_heads = config.integer("num_key_value_heads", heads, nullable=True)
     if not config.has("head_dim") and not head_dim and hidden % heads:
@@ -131,7 +136,8 @@ def read_sizes(
 
 
 def read_activation(config: ConfigFile, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """Read the activation of the feed-forward block. Raises Unsupported."""
+    """Read the activation of the feed-forward block from the field `key`. Raises Unsupported for a name that Quire does
+    not know."""
     name = config.text(key, default)
     if name not in _ACTIVATIONS:
         raise Unsupported(

@@ -64,7 +64,8 @@ class Family:
         return self if self.names_for is None else replace(self, names=self.names_for(config))
 
     def in_checkpoint(self, names: Collection[str]) -> Family:
-        """Return the family with the names of a checkpoint that may leave out the prefix."""
+        """Return the family with the tensor names of this checkpoint. If no name has the family's prefix, the prefix is
+        left out of all."""
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
         return replace(self, names={role: name.removeprefix(self.prefix) for role, name in self.names.items()})

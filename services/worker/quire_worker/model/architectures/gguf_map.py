@@ -82,19 +82,22 @@ class GgufMap:
     """If two families share an architecture: a key that only this family's files have."""
 
     def as_stored(self, spec: ArchSpec) -> ArchSpec:
-        """Return the spec of the same model for weights as GGUF files store them. The converter of GGUF files adds the
-        offset of norm weights, and may reorder rows for RoPE."""
+        """Return the spec of the same model for weights as GGUF files store them: norm weights without an offset, and
+        RoPE over neighbours if `interleaved`. The converter of GGUF files adds the offset, and may reorder rows."""
         layers = tuple(self._stored_layer(layer) for layer in spec.layers)
         return replace(spec, norm=replace(spec.norm, weight_offset=0.0), layers=layers)
 
     def _stored_layer(self, layer: LayerSpec) -> LayerSpec:
+        """Return the layer with an interleaved RoPE if the map is `interleaved` and the layer rotates; else
+        unchanged."""
         rope = layer.mixer.rope
         if not self.interleaved or rope is None:
             return layer
         return replace(layer, mixer=replace(layer.mixer, rope=replace(rope, interleaved=True)))
 
     def tensor_name(self, role: str, layer: int, found: Collection[str]) -> str:
-        """Return the name of a parameter's tensor in a file that has the tensors `found`."""
+        """Return the name of a parameter's tensor in a GGUF file: the first possible name that is among the file's
+        tensors `found`, or the first of all if none is."""
         part, _, kind = role.rpartition(".")
         names = _MODEL.get(part) or tuple(f"blk.{layer}.{name}" for name in {**_LAYER, **self.parts}[part])
         return next((f"{name}.{kind}" for name in names if f"{name}.{kind}" in found), f"{names[0]}.{kind}")

@@ -34,7 +34,11 @@ def read_rope(
     config: ConfigFile, head_dim: int, *, layer_type: str = "", interleaved: bool = False, theta: float = 10000.0
 ) -> RopeSpec:
     """Read the RoPE from `rope_parameters` (new files) or from `rope_theta` and `rope_scaling` (old files). If the
-    section has a RoPE for each type of layer, `layer_type` selects one. `theta` is the base if the file names none."""
+    section has a RoPE for each type of layer, `layer_type` selects one. `theta` is the base if the file names none.
+
+    Raises Unsupported for an unknown variant, unknown keys or settings that contradict each other, and ConfigError for
+    wrong values.
+    """
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name) or ConfigFile({}, config.source)
     if layer_type and isinstance(section.fields.get(layer_type), dict):
@@ -60,7 +64,7 @@ def read_rope(
 
 
 def read_base(config: ConfigFile, section: ConfigFile, default: float) -> float:
-    """Read the base of a RoPE's frequencies, from its section or from the config."""
+    """Read the base of a RoPE's frequencies: `rope_theta` of the section, else of the config, else `default`."""
     config.note_read("rope_theta")
     return (
         section.number("rope_theta")
@@ -87,6 +91,8 @@ def _factors(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSp
 
 
 def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    """Read a RoPE of the kind llama3. The original context is the model's context if absent. Raises ConfigError unless
+    high_freq_factor is above low_freq_factor."""
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if high <= low:
         raise ConfigError(
@@ -105,6 +111,8 @@ def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpe
 
 
 def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    """Read a RoPE of the kind yarn. An absent attention factor follows from `factor` and the two `mscale` numbers.
+    Raises ConfigError for wrong beta_fast and beta_slow, and for a base of at most 1."""
     factor = section.number("factor")
     fast, slow = (
         section.number(name, usual, nullable=True) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -134,6 +142,8 @@ def _yarn_scale(factor: float, scale: float = 1.0) -> float:
 
 
 def _longrope(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
+    """Read a RoPE of the kind longrope, with factors for short and for long contexts. An absent attention factor is
+    sqrt(1 + log(factor) / log(original context)). Raises ConfigError for an original context below 2."""
     context = config.positions(CONTEXT)
     original = (config if ORIGINAL in config.fields else section).positions(ORIGINAL, context)
     config.note_read(ORIGINAL)
@@ -162,8 +172,9 @@ _READERS: Final[dict[str, Callable[[ConfigFile, ConfigFile, RopeSpec], RopeSpec]
 
 
 def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
-    """Raise Unsupported for a key of the section that this kind of RoPE does not read, and if two keys give different
-    values of one setting."""
+    """Raise Unsupported for a key of the section that this kind of RoPE does not read. Also refuse different values of
+    one setting: `type` and `rope_type`, two bases, or `rope_parameters` and `rope_scaling`. `name` is the section's
+    name."""
     for key, value in section.fields.items():
         if value is not None and key not in KEYS[kind]:
             raise refused(section, key, f"more than the RoPE variant {kind!r} has")

@@ -44,7 +44,8 @@ def windows_of(config: ConfigFile, types: Sequence[str]) -> tuple[int, ...]:
 
 
 def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
-    """Return the window that all layers have: `sliding_window`, or 0 if it is null or covers the context."""
+    """Return the window of each layer, which is the same in all: `sliding_window`, or 0 if it is null or covers the
+    context."""
     config.note_read("sliding_window")
     if not config.has("sliding_window") or config.positions("sliding_window") >= config.positions(CONTEXT):
         return (0,) * layers
@@ -52,8 +53,12 @@ def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
 
 
 def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[int, ...]:
-    """Return the window of each layer, if `use_sliding_window` is on. The layers with a window are named by
-    `layer_types` or, if that is absent, by `default`; without both, they are the layers from `max_window_layers` on."""
+    """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context. The
+    layers with a window are named by `layer_types` or, if that is absent, by `default`; without both, they are the
+    layers from `max_window_layers` on.
+
+    Raises Unsupported if the config has a window and no `use_sliding_window`, or names sliding layers while it is off.
+    """
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
@@ -76,7 +81,8 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
 
 
 def refuse_windows(config: ConfigFile) -> None:
-    """Raise Unsupported if config.json asks for sliding windows, for a family that has none."""
+    """Raise Unsupported if config.json asks for sliding windows, for a family that has none. A window that covers the
+    context, or that is switched off, is accepted."""
     config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
     if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")

@@ -59,7 +59,8 @@ def scratch_floats(rows: int, head_dim: int) -> int:
 
 
 def attend_parts(first_part: int, last_part: int, arguments: Arguments) -> None:
-    """Job kernel: call `attend` for successive parts of the plan.
+    """Job kernel: compute the attention of the plan's parts `first_part`..`last_part` by one call of `attend`, with
+    scratch memory of the first of them.
 
     Arguments: query, pool, out, plan, scratch, key offsets, layer offset, page stride, KV head stride, page size, KV
     heads, query heads per KV head, D, most rows of an item, score scale, softcap, window, chunk, slopes, sinks. plan:
@@ -113,12 +114,15 @@ def attend(
 ) -> None:
     """Compute the attention of items `first_item`..`last_item` into their rows of `out`.
 
+    For each item and KV head, the kernel goes through the visible tiles of 64 keys with an online softmax, two query
+    rows at a time. With few rows it prefetches the next tile.
+
     query and out are flat [rows, heads, D]; pool is flat. An item is successive rows of one sequence. Four numbers of
     `items` describe it: its first row, its tokens, the position of the first token, and the index of its first page in
     `table`. layer_offset: index of the layer's first key within a (page, KV head). sizes: page stride, KV head stride,
     page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. rules: window, chunk, and
-    whether there are slopes and sinks. key_offsets and
-    next_key_offsets [TILE] are scratch memory too: the keys of this tile and of the next one in the pool.
+    whether there are slopes and sinks. key_offsets and next_key_offsets [TILE] are scratch memory too: the keys of this
+    tile and of the next one in the pool.
     """
     page_stride, head_stride, page_size, kv_heads, group, head_dim, max_rows = sizes
     window, chunk, has_slopes, has_sinks = rules
@@ -263,7 +267,8 @@ def load_queries(
     row_max_at: int,
     row_sum_at: int,
 ) -> None:
-    """Copy the scaled queries of an item to scratch memory, and initialise accumulators and softmax state.
+    """Copy the queries of an item and KV head, times the score scale, to scratch memory. Set accumulators and sums of
+    weights to 0, and maxima to -1e30.
 
     If the number of rows is odd, the last row is copied twice, because rows are computed in pairs.
     """
@@ -289,7 +294,8 @@ def store_outputs(
     row_sum_at: int,
     out: Float32,
 ) -> None:
-    """Divide the accumulators by the sums of weights, and store the results in the rows of out."""
+    """Divide the accumulators of an item and KV head by the rows' sums of weights (summed over lanes). Store the
+    results in the rows of out."""
     _, _, _, kv_heads, group, head_dim, _ = sizes
     for r in range(rows):
         out_at = (((row + r // group) * kv_heads + head) * group + r % group) * head_dim
@@ -300,7 +306,8 @@ def store_outputs(
 
 @kernel
 def add_position_bias(scratch: Float32, weights_at: int, slope: Scalar, first: int) -> None:
-    """Add slope * distance to the scores of a row, where the tile's first key is at the distance `first`."""
+    """Add slope * distance to the 64 scores of a row (ALiBi). `first` is the distance (key minus query) of the tile's
+    first key; it grows by 1 per key."""
     for key in range(TILE):
         scratch[weights_at + key] += slope * np.float32(first + key)
 
@@ -309,7 +316,7 @@ def add_position_bias(scratch: Float32, weights_at: int, slope: Scalar, first: i
 def add_sinks(
     rows: int, head: int, group: int, sinks: Float32, scratch: Float32, row_max_at: int, row_sum_at: int
 ) -> None:
-    """Add the weight of each row's sink to its sum of weights."""
+    """Add exp(sink - maximum), the weight of the sink of each row's head, to the row's sum of weights."""
     for r in range(rows):
         sink = broadcast(sinks[head * group + r % group])
         weight = exp(subtract(sink, load(scratch, row_max_at + r * LANES)))
@@ -323,7 +330,8 @@ def add_sinks(
 
 @kernel
 def first_tile(position: int, window: int, chunk: int) -> int:
-    """Return the position at which the first tile begins that a row at `position` sees."""
+    """Return the position at which the first tile begins that a row at `position` sees under a window or chunks (0:
+    none). It is a multiple of 64."""
     if chunk > 0:
         return position // chunk * chunk // TILE * TILE
     if window > 0 and position + 1 > window:

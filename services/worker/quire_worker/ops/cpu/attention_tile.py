@@ -52,7 +52,11 @@ def locate_keys(
     base_offset: int,
     key_offsets: Int64,
 ) -> None:
-    """Write the pool offset of each key of a tile. The last offset is repeated, so that their number fills a vector."""
+    """Write the pool offset of each key from position `tile` to the tile's end or `end` to key_offsets. `pages` is the
+    index of the sequence's first page in `table`.
+
+    The last offset is repeated, so that their number fills a vector.
+    """
     num_keys = min(TILE, end - tile)
     first_key = 0
     while first_key < num_keys:
@@ -77,7 +81,8 @@ def compute_scores(
     next_key_offsets: Int64,
     prefetch_keys: int,
 ) -> None:
-    """Compute the dot products of two query rows with the transposed keys of a tile."""
+    """Compute the dot products of two query rows with the 64 transposed keys of a tile, and store them at `weights_at`
+    [2, TILE]. Meanwhile prefetch the first `prefetch_keys` keys of the next tile."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = broadcast(_ZERO)
     chunks = head_dim // LANES
     for outer in range(LANES):
@@ -119,9 +124,10 @@ def update_softmax(
     high: int,
     softcap: Scalar,
 ) -> None:
-    """Turn the scores of a row into weights exp(score - maximum), and rescale the row's state to the new maximum.
+    """Soft-cap the scores of a row, then replace them by weights exp(score - maximum). Weights outside low..high are 0.
 
-    Weights outside low..high are 0.
+    The maximum covers this tile and earlier ones. The row's accumulators and its sum of weights are rescaled to it, and
+    the new weights are added to the sum.
     """
     s0 = select_range(apply_softcap(load(scratch, weights_at), softcap), 0, low, high, _MASKED_SCORE)
     s1 = select_range(apply_softcap(load(scratch, weights_at + LANES), softcap), LANES, low, high, _MASKED_SCORE)
@@ -176,7 +182,8 @@ def accumulate_values_two_rows(
     next_key_offsets: Int64,
     prefetch_keys: int,
 ) -> None:
-    """Add the weighted values of keys low..high to the accumulators of two rows."""
+    """Add the weighted values of keys low..high to the accumulators of two rows. Meanwhile prefetch values of the next
+    tile."""
     d = 0
     while d + 2 * LANES <= head_dim:
         a0, a1 = load(scratch, accumulators_at + d), load(scratch, accumulators_at + d + LANES)
@@ -216,7 +223,8 @@ def accumulate_values(
     low: int,
     high: int,
 ) -> None:
-    """Do the same for one row, in the same order, so that the accumulators have the same bits."""
+    """Add the weighted values of keys low..high to the accumulators of one row, in the order of
+    `accumulate_values_two_rows`, so that they have the same bits. Do nothing if low >= high."""
     if low >= high:
         return
     for d in range(0, head_dim, LANES):

@@ -81,7 +81,8 @@ class CpuOps:
         return shape.head_dim % LANES == 0
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
-        """Repack the weight into tiles and compile its linear kernels. `embeds`: compile its embedding kernel too."""
+        """Repack the weight into tiles, unless it is tiled already, and compile its linear kernels. `embeds`: compile
+        its embedding kernel too. Returns the tiled weight, which the other methods take."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
         self._linear_jobs[id(tiled)] = tiled, [_LinearJob(tiled, segment) for segment in tiled.segments]
         if embeds:
@@ -91,16 +92,26 @@ class CpuOps:
         return tiled
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
+        """Return the plan of a step's attention; see `Ops.plan`. It has at most four parts per thread, or one part with
+        a single thread."""
         return plan_step(pages, rows, position, count, page_table, self._group, self._max_parts)
 
     def positions(self, plan: CpuPlan) -> Tensor:
         return torch.from_numpy(plan.position)
 
     def capture(self, run: RunLayers[CpuPlan]) -> RunLayers[CpuPlan]:
+        """Return a function that computes the same as `run`, from a recorded tape of jobs where it can.
+
+        The first step with a number of rows and of threads runs and is recorded; later ones replay the tape. Steps of
+        more than 64 rows or with padding rows call `run`. So do passes in which torch itself computed something. All
+        tapes are dropped when a scratch buffer or the page pool was replaced.
+        """
         tapes: dict[tuple[int, int], StepTape] = {}
         """By number of rows and of threads."""
 
         def replay(token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
+            """Replay the tape for the step's number of rows and threads. Without a valid tape, run and record the pass.
+            Call `run` if the step or its tape cannot be replayed."""
             if plan.rows > _MAX_TAPE_ROWS or plan.rows > plan.real_rows:
                 return run(token, pages, plan)
             tape_key, buffer_version = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())
@@ -127,13 +138,15 @@ class CpuOps:
     def _record_tape(
         self, run: RunLayers[CpuPlan], tape: StepTape, token: Tensor, pages: Tensor, plan: CpuPlan
     ) -> tuple[Tensor, Tensor | None]:
-        """Run a pass, record its jobs on the tape, and return its result."""
+        """Run a pass on a copy of `token` in the tape's memory, record its jobs on the tape, and return its result."""
         tape.token.copy_(token)
         with self._runner.recording(tape):
             tape.record_pass(lambda tape_token: run(tape_token, pages, plan))
         return tape.result
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        """Return the tokens' rows of the tiled weight times `scale`, [R, H] in scratch memory. The weight must have
+        been prepared with `embeds`."""
         tiled = _require_tiled(weight)
         (tiles,) = tiled.segments
         rows, out = token.numel(), self._scratch.buffer("residual", token.numel(), tiled.inputs)
@@ -151,6 +164,8 @@ class CpuOps:
         return out
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+        """Return the RMS norm of x [R, H] in scratch memory, by a compiled kernel; by torch if H is no multiple of
+        16."""
         rows, size = x.shape
         if size % LANES:
             return self._torch_ops.rms_norm(x, norm_weight, eps)
@@ -160,6 +175,8 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+        """Add delta to residual [R, H] in place and return the residual's RMS norm, by one compiled kernel. torch
+        computes it if H is no multiple of 16."""
         rows, size = residual.shape
         if size % LANES:
             return self._torch_ops.add_rms_norm(delta, residual, norm_weight, eps)
@@ -169,6 +186,8 @@ class CpuOps:
         return out
 
     def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return the layer norm of x [R, H] in scratch memory, by a compiled kernel; by torch if H is no multiple of
+        16."""
         rows, size = x.shape
         if size % LANES:
             return self._torch_ops.layer_norm(x, norm_weight, bias, eps)
@@ -180,6 +199,7 @@ class CpuOps:
         self._run_norm(x, x, norm)
 
     def add(self, delta: Tensor, residual: Tensor) -> None:
+        """Add delta to residual [R, H] in place, by a compiled kernel; by torch if H is no multiple of 16."""
         rows, size = residual.shape
         if size % LANES:
             residual.add_(delta)
@@ -187,6 +207,8 @@ class CpuOps:
         self._run_kernel(row_kernels.add_rows, rows, rows * size, _address(delta), _address(residual), size)
 
     def add_positions(self, x: Tensor, table: Tensor, plan: CpuPlan) -> None:
+        """Add the row of `table` for each row's position to x [R, H] in place, by a compiled kernel; by torch if H is
+        no multiple of 16."""
         rows, size = x.shape
         if size % LANES:
             x.add_(table.index_select(0, self.positions(plan)))
@@ -208,6 +230,8 @@ class CpuOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
+        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one compiled kernel.
+        Returns queries [R, Q * D] in scratch memory; see `Ops.qk_norm_rope_write`."""
         out = self._scratch.buffer("query", plan.rows, shape.heads * shape.head_dim)
         query_norm, key_norm = (norm.query, norm.key) if norm else (out, out)
         page_size, head_dim = pages.shape[4:]
@@ -239,6 +263,8 @@ class CpuOps:
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
+        """Compute attention [R, Q * D] into scratch memory, by the kernel `attend_parts` on several threads. Padding
+        rows are set to zero."""
         out = self._scratch.buffer("attended", plan.rows, shape.heads * shape.head_dim)
         if plan.rows > plan.real_rows:
             out[plan.real_rows :].zero_()
@@ -270,6 +296,7 @@ class CpuOps:
         return out
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
+        """Multiply x [R, I] by sigmoid(gate) in place, by a compiled kernel; by torch if I is no multiple of 16."""
         rows, size = x.shape
         if size % LANES:
             self._torch_ops.sigmoid_gate(x, gate)
@@ -284,7 +311,8 @@ class CpuOps:
         return self.gated_activation(self.linear(x, weight), activation)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
+        """Return activation(first half) * second half of gate_up: [R, 2 * I] -> [R, I] in scratch memory. torch
+        computes it if I is no multiple of 16."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if size % LANES:
             return self._torch_ops.gated_activation(gate_up, activation)
@@ -296,11 +324,15 @@ class CpuOps:
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return the activation of x [R, I] in scratch memory, by a compiled kernel; by torch if I is no multiple of
+        16."""
         if x.shape[1] % LANES:
             return self._torch_ops.activation(x, activation)
         return self._activate(x, x.shape[1], activation, is_gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
+        """Return logits [R, V] of the tiled weight in fresh memory, soft-capped (softcap * tanh(logits / softcap)) if
+        softcap is not 0."""
         tiled = _require_tiled(weight)
         logits = self._linear_into(x, tiled, torch.empty(x.shape[0], tiled.bias.size))
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
@@ -312,6 +344,8 @@ class CpuOps:
         return self._torch_ops.logprobs(logits, token, wanted)
 
     def _activate(self, source: Tensor, size: int, activation: Activation, *, is_gated: bool) -> Tensor:
+        """Run the activation kernel on `source` and return the result [R, size] in scratch memory. `is_gated`: source
+        is [R, 2 * size], and the activated first half is multiplied by the second."""
         rows = source.shape[0]
         out = self._scratch.buffer("gated", rows, size)
         kind = row_kernels.ACTIVATIONS.index(activation)
@@ -320,7 +354,7 @@ class CpuOps:
         return out
 
     def _run_norm(self, x: Tensor, out: Tensor, norm: HeadNorm) -> None:
-        """Write the norm of parts of the rows of x to `out`, which may be x."""
+        """Write the norm of the parts of x's rows that `norm` names to the same places of `out`, which may be x."""
         rows, stride = x.shape
         self._run_kernel(
             row_kernels.norm_rows,
@@ -340,7 +374,8 @@ class CpuOps:
         )
 
     def _run_kernel(self, function: JobKernel, num_items: int, cost_ns: int, *arguments: int) -> None:
-        """Run a kernel that not every model needs."""
+        """Run a job kernel that not every model needs on `num_items` items. Its first use compiles it and keeps its
+        job. `cost_ns`: estimated time of one thread for all items."""
         name = function.__name__
         if name not in self._kernels:
             self._kernels[name] = Job(compile_job_kernel(function, name), len(arguments))
@@ -356,7 +391,8 @@ class CpuOps:
         return plan.part_offsets.size - 1, plan.num_pairs * self._pair_cost_ns
 
     def _linear_into(self, x: Tensor, weight: TiledWeight, out: Tensor) -> Tensor:
-        """Compute x @ weight.T + bias into `out` [R, outputs of all tiles]; return it without the padding outputs."""
+        """Compute x @ weight.T + bias into `out` [R, outputs of all tiles], segment after segment. Return it without
+        the padding outputs, as a copy if there are any. x is padded with zeros to whole blocks."""
         rows, padded_inputs = x.shape[0], weight.blocks * BLOCK_SIZE
         if padded_inputs != weight.inputs:
             x = functional.pad(x, (0, padded_inputs - weight.inputs))
@@ -392,6 +428,7 @@ class _LinearJob(Job):
 
 
 def _require_tiled(weight: Weight) -> TiledWeight:
+    """Return the weight. Raises TypeError unless it is a TiledWeight, which `CpuOps.prepare` makes."""
     if not isinstance(weight, TiledWeight):
         raise TypeError(f"not prepared: {type(weight).__name__}")
     return weight

@@ -49,7 +49,8 @@ class Job:
 
 @cache
 def compile_job_kernel(function: JobKernel, name: str) -> int:
-    """Return the address of the compiled kernel, which stays valid for the life of the process.
+    """Return the address of the compiled kernel, which stays valid for the life of the process. A repeated call returns
+    the same address.
 
     The kernel is loaded from the cache on disk, or compiled and stored there. `name` is its name in the cache. The name
     must contain everything on which the function's closure depends. Raises ValueError if another kernel has this name.
@@ -82,9 +83,11 @@ def untyped_intrinsic(define: Callable[..., Any]) -> Any:
 
 
 def _define_call_job_kernel(_context: Any, function: Any, begin: Any, end: Any, arguments: Any) -> Any:
-    """Emit the call of a function of JOB_KERNEL_SIGNATURE by its address."""
+    """Define the intrinsic `call_job_kernel` for numba. It calls a function of JOB_KERNEL_SIGNATURE by its address,
+    with begin, end and arguments as int64."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Emit the LLVM call of the function at the address, with the other operands cast to int64."""
         function_type = ir.FunctionType(ir.VoidType(), [_INT64, _INT64, _INT64])
         operands = [context.cast(builder, v, t, types.int64) for v, t in zip(values, signature.args, strict=True)]
         builder.call(builder.inttoptr(operands[0], function_type.as_pointer()), operands[1:])
@@ -98,6 +101,8 @@ call_job_kernel: Callable[[int, int, int, int], None] = untyped_intrinsic(_defin
 
 
 def _define_float_from_bits(_context: Any, bits: Any) -> Any:
+    """Define the intrinsic `float_from_bits` for numba. It reinterprets the low 32 bits of an integer as a float32."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = builder.trunc(values[0], context.get_value_type(types.int32))
         return builder.bitcast(word, context.get_value_type(types.float32))
@@ -110,6 +115,8 @@ float_from_bits: Callable[[int], np.float32] = untyped_intrinsic(_define_float_f
 
 
 def _define_address_to_pointer(_context: Any, address: Any) -> Any:
+    """Define the intrinsic `_address_to_pointer` for numba: it turns an integer address into a void pointer."""
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
 

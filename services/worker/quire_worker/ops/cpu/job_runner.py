@@ -26,9 +26,10 @@ class JobRunner:
         self._tape: StepTape | None = None
 
     def run_job(self, job: Job, num_items: int, cost_ns: int, *arguments: int) -> None:
-        """Run all items of a job. `arguments`, if there are any, replace the arguments of the job.
+        """Run all items of a job on the thread pool, and return when they are done. `arguments`, if there are any,
+        replace the arguments of the job. While `recording`, the job is then added to the tape.
 
-        `cost_ns`: estimate of the time that one thread would take for all items.
+        `cost_ns`: estimate of the time that one thread would take for all items. It limits the number of threads.
         """
         if arguments:
             job.arguments[:] = arguments
@@ -43,7 +44,8 @@ class JobRunner:
 
     @contextmanager
     def recording(self, tape: StepTape) -> Iterator[None]:
-        """Record on the tape the jobs that run within the context."""
+        """Record on the tape the jobs that run within the context. Recording ends with the context, also after an
+        error."""
         self._tape = tape
         try:
             yield

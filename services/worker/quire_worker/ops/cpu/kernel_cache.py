@@ -37,7 +37,8 @@ class KernelCache:
         self._folder = folder / build
 
     def load(self, name: str) -> bytes | None:
-        """Return the machine code of a kernel, or None if it is missing, damaged, or may come from another user."""
+        """Return the machine code of a kernel. Returns None if the file is missing or cannot be read, its checksum is
+        wrong, or other users own or can write the folder."""
         try:
             if not self._is_trusted():
                 return None
@@ -48,7 +49,8 @@ class KernelCache:
         return code if digest == hashlib.sha256(code).digest() else None
 
     def store(self, name: str, code: bytes) -> None:
-        """Store the machine code of a kernel. Do nothing if the folder cannot be used."""
+        """Store the machine code of a kernel behind its checksum, by renaming a temporary file. If the folder is new,
+        remove old builds first. Do nothing if the folder cannot be used."""
         with contextlib.suppress(OSError):
             if not self._folder.is_dir():
                 self._remove_old_builds()
@@ -66,14 +68,15 @@ class KernelCache:
         return status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS
 
     def _remove_old_builds(self) -> None:
-        """Remove the folders of old builds."""
+        """Remove the folders of builds to which nothing was added for 30 days."""
         for other in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
             if time.time() - other.stat().st_mtime > _MAX_AGE_S:
                 shutil.rmtree(other, ignore_errors=True)
 
 
 def open_kernel_cache() -> KernelCache:
-    """Return the cache for the installed kernels and this processor, in the user's cache folder."""
+    """Return the cache in the user's cache folder. Its build name is a digest of this package's source, the versions of
+    numba and llvmlite, and the processor."""
     digest = hashlib.sha256()
     for part in (version("numba"), version("llvmlite"), *cpu_target.target_context.codegen().magic_tuple()):
         digest.update(part.encode() + b"\0")

@@ -61,14 +61,15 @@ _INT64: Final = ir.IntType(64)
 
 
 def _element_pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """Emit the pointer to one element. `values` are a flat int64 array and an index."""
+    """Emit the pointer to one element, without a bounds check. `values` are a flat int64 array and an index."""
     field = context.data_model_manager[signature.args[0]].get_field_position("data")
     index = context.cast(builder, values[1], signature.args[1], types.intp)
     return builder.gep(builder.extract_value(values[0], field), [index])
 
 
 def _define_load_acquire(_context: Any, array: Any, index: Any) -> Any:
-    """(array, index): load with acquire order. The thread then also sees what the storing thread had written before."""
+    """Define the intrinsic `_load_acquire` (array, index): load an int64 with acquire order. The thread then also sees
+    what the storing thread had written before."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load_atomic(_element_pointer(context, builder, signature, values), "acquire", 8)
@@ -80,9 +81,11 @@ _load_acquire: Callable[[Int64, int], int] = untyped_intrinsic(_define_load_acqu
 
 
 def _define_store_release(_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """(array, index, value): store with release order, for other threads to load."""
+    """Define the intrinsic `_store_release` (array, index, value): store an int64 with release order, for other threads
+    to load."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Emit the atomic store of the value, cast to int64."""
         word = context.cast(builder, values[2], signature.args[2], types.int64)
         builder.store_atomic(word, _element_pointer(context, builder, signature, values), "release", 8)
         return context.get_dummy_value()
@@ -94,7 +97,8 @@ _store_release: Callable[[Int64, int, int], None] = untyped_intrinsic(_define_st
 
 
 def _define_fetch_add(_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """(array, index, value): add atomically, and return the former value."""
+    """Define the intrinsic `_fetch_add` (array, index, value): add atomically with relaxed order, and return the former
+    value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = context.cast(builder, values[2], signature.args[2], types.int64)
@@ -107,7 +111,8 @@ _fetch_add: Callable[[Int64, int, int], int] = untyped_intrinsic(_define_fetch_a
 
 
 def _define_compare_exchange(_context: Any, array: Any, index: Any, old: Any, new: Any) -> Any:
-    """(array, index, old, new): replace `old` by `new` atomically. Return whether `old` was there."""
+    """Define the intrinsic `_compare_exchange` (array, index, old, new): replace `old` by `new` atomically. Return
+    whether `old` was there."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         words = [context.cast(builder, values[n], signature.args[n], types.int64) for n in (2, 3)]
@@ -121,8 +126,8 @@ _compare_exchange: Callable[[Int64, int, int, int], bool] = untyped_intrinsic(_d
 
 
 def _define_cpu_relax(_context: Any) -> Any:
-    """Emit x86 PAUSE: it tells the core that this thread spins, so that the other hyperthread runs. Emit nothing on
-    other machines."""
+    """Define the intrinsic `_cpu_relax`: x86 PAUSE, which tells the core that this thread spins, so that the other
+    hyperthread runs. It does nothing on other machines."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -138,7 +143,8 @@ _cpu_relax: Callable[[], None] = untyped_intrinsic(_define_cpu_relax)
 
 @kernel
 def _run_helper(shared: Int64, state_at: int, spins: int) -> None:
-    """Run the jobs that a helper is offered. Return, with the helper asleep, after `spins` spins without an offer."""
+    """Run the chunks of jobs that a helper is offered, and spin between them. Return, with the helper's state set to
+    asleep, after `spins` spins without an offer. `state_at` is the index of its state."""
     _compare_exchange(shared, state_at, _ASLEEP, _IDLE)
     spins_left = spins
     while spins_left or not _compare_exchange(shared, state_at, _IDLE, _ASLEEP):
@@ -157,7 +163,8 @@ def _run_helper(shared: Int64, state_at: int, spins: int) -> None:
 
 @kernel
 def _run_chunks(shared: Int64) -> None:
-    """Take chunks of the present job and compute them, until no chunk is left."""
+    """Take chunks of the present job from the shared counter `_NEXT` and compute them, until no chunk is left. The
+    caller and all helpers that joined run this."""
     num_items, chunk = shared[_NUM_ITEMS], shared[_CHUNK]
     begin = _fetch_add(shared, _NEXT, chunk)
     while begin < num_items:
@@ -176,9 +183,11 @@ def _offer(shared: Int64, state_at: int) -> None:
 def _run_jobs(
     shared: Int64, jobs: Int64, begin: int, end: int, helpers: int, min_wait_ns: int, spins_per_ns: float
 ) -> int:
-    """Run jobs begin..end, described by words as in job.py, with the first `helpers` helpers.
+    """Run jobs begin..end one after the other, described by words as in job.py, with up to `helpers` helpers each.
 
-    Return `end`. If helpers were late in a job, return ~job after that job.
+    A job is cut into chunks. A job with one thread or one chunk runs on the calling thread. Otherwise helpers are
+    offered the job, the caller computes chunks too, then waits for them. Return `end`. If helpers were late in a job,
+    return ~job after that job.
     """
     for job in range(begin, end):
         at = job * JOB_WORDS
@@ -253,7 +262,8 @@ class KernelThreadPool:
         self._spins_per_ns = 0.0
 
     def ensure_helpers(self, num_helpers: int) -> None:
-        """Start helpers until there are `num_helpers`, at most 255. Raises RuntimeError if no thread can be started."""
+        """Start daemon helper threads until there are `num_helpers`, at most 255. The first call compiles the kernel
+        and measures how fast a thread spins. Raises RuntimeError if no thread can be started."""
         with self._caller_lock:
             if not self._spins_per_ns:
                 _run_jobs(
@@ -269,7 +279,8 @@ class KernelThreadPool:
                 self._wake_events.append(wake)
 
     def run_jobs(self, jobs: Int64) -> None:
-        """Run jobs one after the other. `jobs` holds JOB_WORDS words for each job.
+        """Run jobs one after the other, and return when all are done. `jobs` holds JOB_WORDS words for each job. A
+        caller computes alone while another caller uses the helpers.
 
         If helpers begin or end a job late, other threads use their cores. Threads that wait for each other without
         cores are slower than one thread. So callers then compute alone for a back-off. A late job doubles the next
@@ -312,7 +323,8 @@ class KernelThreadPool:
             time.sleep(_POLL_S)
 
     def _helper_main(self, helper: int, wake: threading.Event) -> None:
-        """Run a helper: serve offers until the helper falls asleep, then wait for the wake event."""
+        """Run a helper thread for ever: serve offers until the helper has spun for 0.3 ms without one, then wait for
+        the wake event."""
         while True:
             _run_helper(self._shared, _FIRST_STATE + helper * _STATE_STRIDE, int(self._spins_per_ns * _SPIN_NS))
             wake.wait()

@@ -90,7 +90,8 @@ Dequantize = Callable[[Any, Scales, Scales, int, int], tuple[Vector, Vector]]
 
 @kernel
 def uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """4-bit integers, with a scale and an offset for each block."""
+    """Dequantize inputs k and k + 16 of a block from the low and the high 4 bits of a byte: integer * scale + offset.
+    Each block has a scale and an offset for each output."""
     at = (block * _HALF_BLOCK + k) * LANES
     s, o = load(scale, block * LANES), load(offset, block * LANES)
     return fma(load_low_nibbles(data, at), s, o), fma(load_high_nibbles(data, at), s, o)
@@ -98,7 +99,8 @@ def uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tup
 
 @kernel
 def half_block_uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """4-bit integers, with a scale and an offset for each half of a block."""
+    """Dequantize inputs k and k + 16 of a block from the low and the high 4 bits of a byte: integer * scale + offset.
+    Each half of a block has a scale and an offset for each output."""
     at, first, second = (block * _HALF_BLOCK + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
     low, high = load_low_nibbles(data, at), load_high_nibbles(data, at)
     return fma(low, load(scale, first), load(offset, first)), fma(high, load(scale, second), load(offset, second))
@@ -106,7 +108,8 @@ def half_block_uint4(data: UInt8, scale: Scales, offset: Scales, block: int, k: 
 
 @kernel
 def int8_with_offset(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """8-bit integers, with a scale and an offset for each block."""
+    """Dequantize inputs k and k + 16 of a block from 8-bit integers: integer * scale + offset. Each block has a scale
+    and an offset for each output."""
     at = (block * BLOCK_SIZE + k) * LANES
     s, o = load(scale, block * LANES), load(offset, block * LANES)
     return fma(load_int8(data, at), s, o), fma(load_int8(data, at + _HALF_BLOCK * LANES), s, o)
@@ -114,14 +117,16 @@ def int8_with_offset(data: Int8, scale: Scales, offset: Scales, block: int, k: i
 
 @kernel
 def int8(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """8-bit integers, with a scale for each block."""
+    """Dequantize inputs k and k + 16 of a block from 8-bit integers: integer * scale. Each block has a scale for each
+    output."""
     at, s = (block * BLOCK_SIZE + k) * LANES, load(scale, block * LANES)
     return multiply(load_int8(data, at), s), multiply(load_int8(data, at + _HALF_BLOCK * LANES), s)
 
 
 @kernel
 def half_block_int8(data: Int8, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """8-bit integers, with a scale for each half of a block."""
+    """Dequantize inputs k and k + 16 of a block from 8-bit integers: integer * scale. Each half of a block has a scale
+    for each output."""
     at, first, second = (block * BLOCK_SIZE + k) * LANES, 2 * block * LANES, (2 * block + 1) * LANES
     low, high = load_int8(data, at), load_int8(data, at + _HALF_BLOCK * LANES)
     return multiply(low, load(scale, first)), multiply(high, load(scale, second))
@@ -129,13 +134,14 @@ def half_block_int8(data: Int8, scale: Scales, offset: Scales, block: int, k: in
 
 @kernel
 def bfloat16(data: UInt16, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
+    """Return inputs k and k + 16 of a block from bfloat16 bits, as float32; no scales."""
     at = (block * BLOCK_SIZE + k) * LANES
     return load_bfloat16(data, at), load_bfloat16(data, at + _HALF_BLOCK * LANES)
 
 
 @kernel
 def floats(data: Float32 | UInt16, scale: Scales, offset: Scales, block: int, k: int) -> tuple[Vector, Vector]:
-    """float32, or float16 as uint16."""
+    """Return inputs k and k + 16 of a block from float32, or from float16 bits as uint16; no scales."""
     at = (block * BLOCK_SIZE + k) * LANES
     return load(data, at), load(data, at + _HALF_BLOCK * LANES)
 
@@ -158,7 +164,8 @@ STORAGE_FORMATS: Final[MappingProxyType[str, Dequantize]] = MappingProxyType(
 
 
 def _make_prefetch(block_elements: int, line_elements: int) -> Any:
-    """Make the kernel that prefetches a block of `block_elements` elements, cache line by cache line."""
+    """Make a kernel (data, block) that prefetches the block _PREFETCH_BLOCKS blocks after `block`, of `block_elements`
+    elements, cache line by cache line."""
 
     @kernel
     def prefetch_block(data: Any, block: int) -> None:
@@ -171,11 +178,14 @@ def _make_prefetch(block_elements: int, line_elements: int) -> Any:
 
 
 def _make_one_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
+    """Make the kernel that multiplies one row of x with a tile of weights, dequantized on the way."""
+
     @kernel
     def dot_products(
         x: Float32, x_at: int, data: Any, scale: Scales, offset: Scales, first_block: int, blocks: int
     ) -> Vector:
-        """Return the dot products of one row of x with all outputs of a tile, which begins with `first_block`."""
+        """Return the dot products of one row of x with all LANES outputs of a tile, which begins with `first_block`.
+        Each is the sum over the first halves of blocks plus the sum over the last halves."""
         a = b = broadcast(_ZERO)
         for block in range(blocks):
             prefetch_block(data, first_block + block)
@@ -189,11 +199,15 @@ def _make_one_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
 
 
 def _make_four_row_kernel(dequantize: Dequantize, prefetch_block: Any) -> Any:
+    """Make the kernel that multiplies four rows of x with a tile of weights, and dequantizes each weight once for all
+    four."""
+
     @kernel
     def dot_products(
         x: Float32, x_at: int, x_stride: int, data: Any, scale: Scales, offset: Scales, first_block: int, blocks: int
     ) -> tuple[Vector, Vector, Vector, Vector]:
-        """Do the same for four rows, which are `x_stride` apart."""
+        """Return the dot products of four rows of x, which are `x_stride` apart, with all LANES outputs of a tile. A
+        row's sums have the same bits as in the kernel for one row."""
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = broadcast(_ZERO)
         for block in range(blocks):
             prefetch_block(data, first_block + block)
@@ -227,13 +241,14 @@ def store_four(
 def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
     """Compile the embedding job kernel for a storage format, and return its address. Its items are rows.
 
-    For each row the kernel writes the weights of one output, that of the row's token, times a factor. Arguments: token
-    [rows], data, scale, offset, blocks of a tile, out [rows, inputs], inputs, factor.
+    For each row the kernel dequantizes the weights of one output, that of the row's token, and writes them times a
+    factor. Arguments: token [rows], data, scale, offset, blocks of a tile, out [rows, inputs], inputs, factor.
     """
     dequantize = STORAGE_FORMATS[storage]
     data_type, scale_type = numba.from_dtype(dtype), numba.from_dtype(scale_dtype)
 
     def embed(begin: int, end: int, arguments: Arguments) -> None:
+        """Job kernel: write the weights of the tokens of rows begin..end times the factor to `out`."""
         token, out, inputs, blocks = ints_at(arguments[0]), floats_at(arguments[5]), arguments[6], arguments[4]
         data = array_at(arguments[1], data_type)
         scale, offset = array_at(arguments[2], scale_type), array_at(arguments[3], scale_type)
@@ -255,7 +270,7 @@ def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[
 
 @cache
 def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
-    """Compile the linear job kernel for a storage format, and return its address.
+    """Compile the linear job kernel (out = x @ weight.T + bias) for a storage format, and return its address.
 
     Its items are tiles, and its arguments are LINEAR_ARGUMENTS.
     """
@@ -263,6 +278,7 @@ def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any
     data_type, scale_type = numba.from_dtype(dtype), numba.from_dtype(scale_dtype)
 
     def job(begin: int, end: int, arguments: Arguments) -> None:
+        """Job kernel: unpack LINEAR_ARGUMENTS and compute tiles begin..end of the linear layer."""
         bias, out = floats_at(arguments[6]), floats_at(arguments[7])
         data = array_at(arguments[2], data_type)
         scale, offset = array_at(arguments[3], scale_type), array_at(arguments[4], scale_type)
@@ -296,6 +312,8 @@ def _make_linear(storage: str, dtype: np.dtype[Any]) -> Callable[..., None]:
         out: OutputView,
         macrokernel: int,
     ) -> None:
+        """Compute tiles begin..end for all rows of x. From 5 rows on, the blocked GEMM does this; fewer rows are
+        computed four at a time, then one at a time."""
         if rows >= _MIN_GEMM_ROWS:
             blocked_gemm(begin, end, x_address, rows, weight, bias, out, macrokernel)
             return
@@ -335,6 +353,8 @@ def _make_blocked_gemm(dequantize: Dequantize, prefetch_block: Any) -> Callable[
         out: OutputView,
         macrokernel: int,
     ) -> None:
+        """Compute tiles begin..end for all rows of x, panel by panel. Add the two sums of each output and the bias, and
+        store them in `out`."""
         data, scale, offset, blocks = weight
         result, row_stride, first_output = out
         x_stride = blocks * BLOCK_SIZE
@@ -390,7 +410,8 @@ def compile_macrokernel() -> int:
 
 
 def _macrokernel(begin: int, end: int, arguments: Arguments) -> None:
-    """Job kernel: add the products of rows begin..end with a panel to their sums, for each half of the blocks.
+    """Job kernel: add the products of rows begin..end with a panel to their sums, for each half of the blocks. It takes
+    8 rows at a time (4 without AVX-512), then 4, then 1.
 
     Arguments: x, stride of x, panel [2, blocks, 16, tiles, LANES], blocks, sums [2, rows, tiles, LANES], with tiles =
     MICROKERNEL_TILES.

@@ -29,7 +29,12 @@ def make_microkernel(rows: int, tiles: int, run_inputs: int, run_stride: int) ->
     """
 
     def define(_context: Any, x: Any, x_at: Any, row_stride: Any, w: Any, w_at: Any, n: Any, s: Any, s_at: Any) -> Any:
+        """Give numba the type of the intrinsic and the function that emits its code."""
+
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            """Emit the loop over the runs, unrolled over inputs, rows and tiles, with one fused multiply-add for each
+            weight and row. The sums are loaded before the loop and stored after it."""
+
             def address(argument: int) -> Any:
                 field = context.data_model_manager[signature.args[argument]].get_field_position("data")
                 return builder.gep(builder.extract_value(values[argument], field), [integer(argument + 1)])

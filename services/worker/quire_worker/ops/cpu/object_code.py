@@ -19,8 +19,8 @@ _lock = threading.Lock()
 
 
 def compile_object(llvm_ir: str, entry: str, symbol: str) -> bytes:
-    """Compile optimized LLVM IR for this processor, and return the object. Its only visible symbol is `symbol`, the
-    function that the IR calls `entry`."""
+    """Compile optimized LLVM IR for this processor, and return the relocatable object. The function that the IR calls
+    `entry` becomes `symbol`; all other definitions become internal."""
     module = llvm.parse_assembly(llvm_ir)
     for value in (*module.functions, *module.global_variables):
         if value.name == entry:

@@ -38,7 +38,7 @@ class CpuPlan:
     """(query, key) pairs of one head in all items, if there were no window."""
 
     def addresses(self) -> tuple[int, ...]:
-        """Return the addresses of the arrays, in the order of PLAN_ARRAYS."""
+        """Return the memory addresses of the arrays, in the order of PLAN_ARRAYS."""
         return tuple(getattr(self, name).ctypes.data for name in PLAN_ARRAYS)
 
 
@@ -50,7 +50,12 @@ def max_item_tokens(group: int) -> int:
 def plan_step(
     pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, max_parts: int
 ) -> CpuPlan:
-    """Implement `Ops.plan`. `group`: query heads per KV head. `max_parts`: limit of the number of parts."""
+    """Make the plan that `Ops.plan` describes: positions, write offsets, items of up to 64 query rows per KV head, and
+    parts.
+
+    Items are dealt to at most `max_parts` parts with about as many (query, key) pairs each. `group`: query heads per KV
+    head.
+    """
     page_size, head_dim = pages.shape[4:]
     real_rows = int(count.sum())
     first_row = np.cumsum(count, dtype=np.int64) - count

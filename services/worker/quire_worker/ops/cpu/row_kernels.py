@@ -46,7 +46,8 @@ SILU, GELU_TANH, GELU, RELU, RELU_SQUARED = range(len(ACTIVATIONS))
 
 @kernel
 def rms_norm(source: Float32, at: int, size: int, norm_weight: Float32, eps: Scalar, out: Float32, out_at: int) -> None:
-    """Compute the RMS norm of `size` numbers."""
+    """Write the RMS norm of the `size` numbers at source[at] times norm_weight to out[out_at]. `out` may be
+    `source`."""
     sum_of_squares = broadcast(_ZERO)
     for d in range(0, size, LANES):
         x = load(source, at + d)
@@ -77,7 +78,8 @@ def add_rms_norm_rows(first: int, last: int, arguments: Arguments) -> None:
 
 def norm_rows(first: int, last: int, arguments: Arguments) -> None:
     """(x, out, x row stride, out row stride, groups, size, norm weight, bias, weight stride, whether to centre, eps):
-    write the norm of each of the `groups` parts of each row, `size` numbers each, to out, which may be x.
+    write the norm of each of the `groups` parts of each row, `size` numbers each, to out, which may be x. It is a layer
+    norm if centred, else an RMS norm.
 
     bias: 0 where there is none. weight stride: how many numbers a group's weights and biases lie behind the last's.
     """
@@ -142,7 +144,8 @@ def activation_rows(first: int, last: int, arguments: Arguments) -> None:
 
 @kernel
 def activate(x: Vector, kind: int) -> Vector:
-    """Return the activation of 16 numbers."""
+    """Return the activation of 16 numbers. `kind` is an index of ACTIVATIONS: silu, gelu_tanh, gelu (erf), relu or
+    relu_squared."""
     zero, one = broadcast(_ZERO), broadcast(_ONE)
     if kind == SILU:
         return divide(x, add(exp(subtract(zero, x)), one))
@@ -186,11 +189,12 @@ def sigmoid_gate_rows(first: int, last: int, arguments: Arguments) -> None:
 
 def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
     """(qkv, pool, out, cos, sin, query norm weight, key norm weight, plan, real rows, norm order, eps, layer offset, KV
-    head stride, page size, KV heads, group, D, table stride): implement `Ops.qk_norm_rope_write`.
+    head stride, page size, KV heads, group, D, table stride): norm and rotate query and key heads. Queries go to out,
+    keys and values of real rows to their pages in the pool.
 
     norm order: 0 no norm, 1 before the rotation (then qkv is mutated), 2 after it. plan: the addresses of PLAN_ARRAYS.
-    layer offset: index of the layer's first key within a (page, KV head). group: query heads per KV head.
-    table stride: elements of cos and sin from one position to the next.
+    layer offset: index of the layer's first key within a (page, KV head). group: query heads per KV head. table stride:
+    elements of cos and sin from one position to the next.
     """
     qkv, pool, out = floats_at(arguments[0]), floats_at(arguments[1]), floats_at(arguments[2])
     cos, sin = floats_at(arguments[3]), floats_at(arguments[4])
@@ -232,7 +236,8 @@ def rope_write_rows(first: int, last: int, arguments: Arguments) -> None:
 def apply_rope(
     source: Float32, at: int, cos: Float32, sin: Float32, table_at: int, half: int, out: Float32, out_at: int
 ) -> None:
-    """Rotate a head whose halves are x1 and x2: the results are x1 cos - x2 sin and x2 cos + x1 sin."""
+    """Rotate a head whose halves x1 and x2 have `half` numbers each, and write it to out[out_at]: x1 cos - x2 sin, then
+    x2 cos + x1 sin."""
     vector_end = half // LANES * LANES
     for d in range(0, vector_end, LANES):
         a, b, c, s = load(source, at + d), load(source, at + half + d), load(cos, table_at + d), load(sin, table_at + d)

@@ -70,10 +70,16 @@ _RESULT_TYPES: Final = {"v": _NUMBA_VECTOR, "f": types.float32, "": types.void}
 
 
 def _vector_intrinsic(arguments: str, result: str, emit: _Emit) -> Any:
-    """Make an intrinsic. Each letter of `arguments` is a kind: v vector, f float, i integer, a flat array. `emit` gets
-    the pointer to the first element of an array. `result` is v, f, or empty for no result."""
+    """Make an intrinsic for numba. Each letter of `arguments` is a kind: v vector, f float, i integer, a flat array.
+    `result` is v, f, or empty for no result.
+
+    `emit` (builder, operands) emits the code. It gets the pointer to the first element of an array, float32 for f and
+    an index-sized integer for i.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        """Emit the call: convert the arguments by their kinds, pass them to `emit`, and return its value, or numba's
+        dummy value if the intrinsic has no result."""
         operands = []
         for kind, argument_type, value in zip(arguments, signature.args, values, strict=True):
             if kind == "a":
@@ -112,14 +118,16 @@ def _vector_pointer(builder: Any, array: Any, at: Any) -> Any:
 
 
 def emit_load(builder: Any, array: Any, at: Any) -> Any:
-    """Emit `load`; `array` is a pointer to the first element."""
+    """Emit the load of LANES elements from index `at`; `array` is a pointer to the first element. 16-bit elements are
+    the bits of float16 and become float32."""
     if array.type.pointee == ir.IntType(16):
         return _load_float16(builder, array, at)
     return builder.load(_vector_pointer(builder, array, at), align=_ALIGN)
 
 
 def _widening_load(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
-    """Return the emitter that loads LANES numbers of `bits` bits. `widen` emits their conversion to float32."""
+    """Return the emitter (builder, array, at) that loads LANES integers of `bits` bits from index `at`. `widen` emits
+    their conversion to float32."""
     vector_type = ir.VectorType(ir.IntType(bits), LANES)
 
     def emit(builder: Any, array: Any, at: Any) -> Any:
@@ -130,12 +138,14 @@ def _widening_load(bits: int, widen: Callable[[Any, Any], Any]) -> _Emit:
 
 
 def _widen_low_nibbles(builder: Any, raw: Any) -> Any:
+    """Emit bits 0 to 3 of each byte as float32 from 0 to 15."""
     return builder.sitofp(
         builder.and_(builder.zext(raw, _INT32_VECTOR), _vector_constant(15, _INT32_VECTOR)), LLVM_VECTOR
     )
 
 
 def _widen_high_nibbles(builder: Any, raw: Any) -> Any:
+    """Emit bits 4 to 7 of each byte as float32 from 0 to 15."""
     return builder.sitofp(
         builder.lshr(builder.zext(raw, _INT32_VECTOR), _vector_constant(4, _INT32_VECTOR)), LLVM_VECTOR
     )
@@ -146,6 +156,7 @@ def _widen_int8(builder: Any, raw: Any) -> Any:
 
 
 def _widen_bfloat16(builder: Any, raw: Any) -> Any:
+    """Emit the float32 of which each 16-bit integer is the upper half."""
     return builder.bitcast(
         builder.shl(builder.zext(raw, _INT32_VECTOR), _vector_constant(16, _INT32_VECTOR)), LLVM_VECTOR
     )
@@ -169,7 +180,7 @@ def _emit_broadcast(builder: Any, value: Any) -> Any:
 
 
 def emit_load_broadcast(builder: Any, array: Any, at: Any) -> Any:
-    """Emit `spread_from`."""
+    """Emit `load_broadcast`: load one element into all lanes."""
     return _emit_broadcast(builder, builder.load(builder.gep(array, [at]), align=_ALIGN))
 
 
@@ -183,9 +194,12 @@ def _emit_maximum(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
-    """Return the emitter that combines all lanes into one number: always in the same order, half with half."""
+    """Return the emitter that combines all lanes of a vector into one float by `combine`: always in the same order,
+    half with half."""
 
     def emit(builder: Any, value: Any) -> Any:
+        """Emit the reduction in log2(LANES) turns: each combines every lane with the one half as far away as the turn
+        before."""
         distance = LANES // 2
         while distance:
             partners = [(lane + distance) % LANES for lane in range(LANES)]
@@ -200,6 +214,8 @@ def _tree_reduction(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
 
 
 def _emit_exp(builder: Any, value: Any) -> Any:
+    """Emit e^x in each lane: range reduction by multiples of ln 2, a polynomial, and a power of two from exponent bits.
+    Below -87 the result is 0, above 88 it is e^88; NaN stays NaN."""
     # Comparisons with NaN are false, so each select keeps the operand that may be NaN.
     upper, lower = _vector_constant(_EXP_MAX_INPUT), _vector_constant(_EXP_MIN_INPUT)
     x = builder.select(builder.fcmp_ordered(">", value, upper), upper, value)
@@ -222,6 +238,7 @@ def _emit_exp(builder: Any, value: Any) -> Any:
 
 
 def _emit_select_range(builder: Any, value: Any, first: Any, low: Any, high: Any, other: Any) -> Any:
+    """Emit a select: lane i keeps its value if low <= first + i < high, else it becomes `other`."""
     first, low, high = (_emit_broadcast_int(builder, each) for each in (first, low, high))
     index = builder.add(first, ir.Constant(_INT32_VECTOR, list(range(LANES))))
     inside = builder.and_(builder.icmp_signed(">=", index, low), builder.icmp_signed("<", index, high))
@@ -229,6 +246,7 @@ def _emit_select_range(builder: Any, value: Any, first: Any, low: Any, high: Any
 
 
 def _emit_broadcast_int(builder: Any, value: Any) -> Any:
+    """Emit a vector of LANES int32 that all have this integer's low 32 bits."""
     none = ir.Constant(_INT32_VECTOR, ir.Undefined)
     single = builder.insert_element(none, builder.trunc(value, _INT32), ir.Constant(_INT32, 0))
     return builder.shuffle_vector(single, none, _vector_constant(0, _INT32_VECTOR))
@@ -237,6 +255,8 @@ def _emit_broadcast_int(builder: Any, value: Any) -> Any:
 def _emit_transpose(
     builder: Any, source: Any, row_offsets: Any, first: Any, column: Any, target: Any, at: Any, stride: Any
 ) -> None:
+    """Emit `transpose`: load LANES rows of LANES floats from source[row_offsets[first + i] + column]. Transpose them in
+    registers, and store the results at target[at], target[at + stride], and so on."""
     index_type = first.type
     rows = []
     for row in range(LANES):
@@ -259,6 +279,7 @@ def _emit_transpose(
 
 
 def _emit_prefetch(builder: Any, array: Any, at: Any) -> None:
+    """Emit a prefetch of the element's cache line for reading, into the L2 cache."""
     pointer = builder.bitcast(builder.gep(array, [at]), ir.IntType(8).as_pointer())
     # Arguments: for reading, into the L2 cache, data. In the L1 cache it would evict data in use.
     _call_llvm_intrinsic(

@@ -40,21 +40,26 @@ class StepTape:
         self._words: list[Int64] = []
 
     def add_job(self, job: Job) -> None:
-        """Record a job that has just run."""
+        """Record a job that has just run: append copies of its arguments and of its words, which point to the copied
+        arguments."""
         arguments, words = job.arguments.copy(), job.words.copy()
         words[ARGUMENTS] = arguments.ctypes.data
         self._arguments.append(arguments)
         self._words.append(words)
 
     def record_pass(self, run: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> None:
-        """Run a pass on the tokens and keep its result. Meanwhile the job runner calls `add_job` for each job."""
+        """Run a pass on the tape's token tensor and keep its result. Meanwhile the job runner calls `add_job` for each
+        job.
+
+        `is_complete` becomes False if torch itself computed something, other than views.
+        """
         with _torch_operations() as seen:
             self.result = run(self.token)
         self.is_complete = not seen
         self.jobs = np.stack(self._words)
 
     def set_job_items(self, job: Job, num_items: int, cost_ns: int, max_threads: int) -> None:
-        """Set items, cost and threads of all recorded jobs that have the same kernel as `job`."""
+        """Set items, cost and most threads of all recorded jobs that have the same kernel as `job`."""
         selected = self.jobs[:, FUNCTION] == job.words[FUNCTION]
         self.jobs[selected, NUM_ITEMS], self.jobs[selected, COST_NS], self.jobs[selected, MAX_THREADS] = (
             num_items,
@@ -65,7 +70,8 @@ class StepTape:
 
 @contextmanager
 def _torch_operations() -> Iterator[list[str]]:
-    """Yield a list to which the names of the operations are added that torch computes within the context."""
+    """Yield a list to which the names of the operations are added that torch computes within the context. Views and
+    slices are not added."""
     seen: list[str] = []
 
     class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate its base

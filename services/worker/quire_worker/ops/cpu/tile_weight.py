@@ -31,7 +31,11 @@ _CHUNK_ROWS: Final = 64 * LANES
 
 
 def tile_weight(weight: DenseWeight | StoredWeight) -> TiledWeight:
-    """Repack a weight. If a part other than the last one does not end at a tile boundary, all parts become float32."""
+    """Repack a weight into tiles of LANES outputs. Neighbouring parts of one storage kind form a segment. The bias
+    becomes float32, padded with zeros.
+
+    If a part other than the last one does not end at a tile boundary, all parts become float32.
+    """
     blocks = -(-weight.inputs // BLOCK_SIZE)
     parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)
     if any(part.data.shape[0] % LANES for part in parts[:-1]):
@@ -51,6 +55,7 @@ def _as_floats(data: torch.Tensor) -> StoredRows:
 
 
 def _group_by_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
+    """Return runs of neighbouring parts that have the same storage kind, in order."""
     runs: list[list[StoredRows]] = []
     for part in parts:
         if runs and runs[-1][0].kind == part.kind:
@@ -61,7 +66,8 @@ def _group_by_kind(parts: Sequence[StoredRows]) -> list[list[StoredRows]]:
 
 
 def _tile_rows(parts: Sequence[StoredRows], first_output: int, blocks: int) -> Tiles:
-    """Repack rows of one kind, chunk by chunk. Rows of zeros fill up the last tile."""
+    """Repack rows of one kind into tiles from output `first_output` on, 1024 rows at a time. Rows of zeros fill up the
+    last tile. Scales become float16 if that is exact."""
     kind = parts[0].kind
     rows = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data
     raw = rows.numpy()
@@ -73,7 +79,12 @@ def _tile_rows(parts: Sequence[StoredRows], first_output: int, blocks: int) -> T
 
 
 def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[str, NDArray[Any], Float32, Float32]:
-    """Return storage format, data, scale and offset of a chunk of rows."""
+    """Return storage format, data, scale and offset of a chunk of rows, lanes last. Rows of zeros fill up the last
+    tile.
+
+    Unquantised rows have empty scales and offsets. Quantised rows become 4-bit integers where the kind allows it, with
+    the lowest value in the offset; else 8-bit integers.
+    """
     padding_rows = -len(raw) % LANES
     if padding_rows:
         raw = np.concatenate([raw, np.zeros((padding_rows, raw.shape[1]), np.uint8)])
@@ -102,7 +113,8 @@ def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[s
 
 
 def _as_float16_if_exact(scale: Float32, offset: Float32) -> tuple[Scales, Scales]:
-    """Return both as bits of float16 if no value changes. Many kinds of blocks store their scales as float16."""
+    """Return scale and offset as bits of float16 (uint16) if no value of either changes; else both unchanged as
+    float32. Many kinds of blocks store their scales as float16."""
     with np.errstate(over="ignore"):
         halves = scale.astype(np.float16), offset.astype(np.float16)
     if all(np.array_equal(half, whole, equal_nan=True) for half, whole in zip(halves, (scale, offset), strict=True)):

@@ -36,8 +36,12 @@ def decode_attention(
     out: Tensor,
     pdl: bool,
 ) -> None:
-    """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`.
-    Pages are as in Ops.plan, with any page size."""
+    """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`. Do
+    nothing if no sequence decodes.
+
+    One kernel computes the plan's KV splits. The splits of a sequence are merged by its last program from 32 sequences
+    on, else by a second kernel. Pages are as in Ops.plan, with any page size.
+    """
     if plan.splits is None:
         return
     page = pages.shape[4]
@@ -109,7 +113,8 @@ def prefill_attention(
     out: Tensor,
     pdl: bool,
 ) -> None:
-    """Compute attention for the rows of the plan's tiles, of query [R, Q D], and write it to the same rows of `out`."""
+    """Compute attention for the rows of the plan's tiles, of query [R, Q D], and write it to the same rows of `out`, by
+    one kernel. Do nothing if the plan has no tiles."""
     if plan.tile_sequence is None:
         return
     group = shape.heads // shape.kv_heads

@@ -80,7 +80,8 @@ class TritonPlan:
 
 @functools.cache
 def resident_programs(device: torch.device) -> int:
-    """Return the number of decode attention programs that a device runs at once."""
+    """Return the number of decode attention programs that a device runs at once: 4 per multiprocessor, or 16 under the
+    interpreter."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     return _PROGRAMS_EACH * int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -106,8 +107,11 @@ def plan_step(
     *,
     even: bool = False,
 ) -> TritonPlan:
-    """Plan a step eagerly from host columns; see Ops.plan. With `even`, decode rows are cut into tiles like prefill
-    rows."""
+    """Plan a step's attention from host columns, and copy the plan to the device; see Ops.plan. Sequences before the
+    first one with several tokens decode, and their keys are split. The others are cut into prefill tiles.
+
+    With `even`, decode rows are cut into tiles like prefill rows, and there are no splits.
+    """
     group = shape.heads // shape.kv_heads
     decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
     decodes = 0 if even else decodes

@@ -32,8 +32,9 @@ class ControlColumns:
 
 
 def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return float32 [N, V], the changed copy of logits [N, V]. Only rows with an address are written, and the states
-    of these rows are updated. `allowed`: see RowMasks; None if no row has a grammar."""
+    """Launch the kernel that applies logits processor states to logits [N, V], and return the changed copy, float32 [N,
+    V]. Only rows with an address are written, and the states of these rows are updated; other rows are uninitialised.
+    `allowed`: see RowMasks; None if no row has a grammar."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](

@@ -73,6 +73,8 @@ def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape:
 
 
 def _attended(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape) -> Tensor:
+    """Return the attention of a chunk's rows, [tokens, Q D], by torch's causal attention over the chunk's own keys and
+    values in qkv. It computes the padded rows and drops them."""
     heads, dim = shape.heads, shape.head_dim
     keys = heads * dim
     values = keys + shape.kv_heads * dim
@@ -94,8 +96,8 @@ def _more_streams() -> list[torch.cuda.Stream]:
 
 @contextlib.contextmanager
 def best_backend(like: Tensor) -> Iterator[None]:
-    """Return the context manager for `fresh_attention`. It selects the library's fastest backend for tensors like this
-    one."""
+    """In this context, torch's attention uses cuDNN if `like` is a bfloat16 tensor on a GPU; otherwise nothing
+    changes."""
     if like.is_cuda and like.dtype == torch.bfloat16:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             yield
@@ -121,7 +123,8 @@ class FreshPlans:
 
     @torch.inference_mode()
     def make(self) -> bool:
-        """Make the next plan. Returns whether plans are left to make."""
+        """Make the plan of the next missing length, by attention over zeros of that length. Set `begun`. Returns
+        whether plans are left to make."""
         self.begun = True
         if self._missing:
             tokens, shape = self._missing.pop(0), self._shape

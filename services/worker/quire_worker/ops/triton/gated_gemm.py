@@ -42,7 +42,8 @@ class GatedGemmConfigs:
             self._configs.setdefault((outputs, inputs), []).append((rows, config))
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | None:
-        """Return the config for a weight [outputs, inputs]. Its outputs are the gates and the ups, one half each."""
+        """Return the config of the largest number of rows in the table that is not above `rows`, for a weight [outputs,
+        inputs]. None: run two kernels. The outputs are the gates and the ups, one half each."""
         for least, config in self._configs.get((outputs, inputs), ()):
             if least <= rows:
                 return config
@@ -52,8 +53,9 @@ class GatedGemmConfigs:
 def gated_gemm(
     x: Tensor, weight: Tensor, config: GatedGemmConfig, pdl: bool, *, gelu: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """Compute [R, I] of x's type from x [R, inputs] and weight [2 I, inputs] (gates, then ups). The result is written
-    to `out` if given. Rows of x and of `out` must begin at multiples of 16 bytes."""
+    """Compute activation(x @ gates.T) * (x @ ups.T), [R, I] of x's type, from x [R, inputs] and weight [2 I, inputs]
+    (gates, then ups). The activation is silu, or gelu in its tanh form with `gelu`. The result is written to `out` if
+    given. Rows of x and of `out` must begin at multiples of 16 bytes."""
     (rows, inputs), inner = x.shape, weight.shape[0] // 2
     y = empty_like_rows(x, inner) if out is None else out
     tiles = -(-rows // config.block_m) * -(-inner // config.block_n)

@@ -36,9 +36,11 @@ DEFAULT = GatherShape()
 def gather_pages(
     source: int, target: Tensor, source_page: Int32, target_page: Int32, shape: GatherShape = DEFAULT
 ) -> None:
-    """Copy pages of the pool at the address `source` into `target` [pages, bytes] uint8, on the current stream.
+    """Copy pages `source_page` of the pool at the address `source` to pages `target_page` of `target` [pages, bytes]
+    uint8, on the current stream. Do nothing without pages.
 
-    Asynchronous. The caller must make sure that both pools have pages with these numbers.
+    Asynchronous. The caller must make sure that both pools have pages with these numbers. Raises ValueError if the
+    pages' size or the address is no multiple of 16 bytes.
     """
     pages = len(source_page)
     if not pages:
@@ -58,7 +60,8 @@ def compile_gather(target: Tensor) -> None:
 
 
 def _launch(source: int, target: Tensor, both: Tensor, pages: int, shape: GatherShape) -> None:
-    """Launch the kernel. `both` int32 [2, at least pages]: page numbers of the source, and of the target."""
+    """Launch the kernel for the first `pages` numbers. `both` int32 [2, at least pages]: page numbers of the source,
+    and of the target. Raises ValueError if the pages' size or the address is no multiple of 16 bytes."""
     page_bytes = target.shape[1]
     if page_bytes % _ALIGNED or source % _ALIGNED:
         raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")

@@ -70,14 +70,17 @@ class GemmConfigs:
             self._rows.setdefault((outputs, inputs), []).append(rows)
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GemmConfig | None:
-        """Return the kernel config of a linear layer; None: cuBLAS computes the layer."""
+        """Return the kernel config of a linear layer, that of the least number of rows in the table that is not below
+        `rows`. None: the table has none, and cuBLAS computes the layer."""
         for known in self._rows.get((outputs, inputs), ()):
             if rows <= known:
                 return self._table[known, outputs, inputs]
         return None
 
     def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
-        """Compute [R, outputs] of x's type from x [R, inputs]. The result is written to `out` if given."""
+        """Compute x @ weight.T + bias, [R, outputs] of x's type, from x [R, inputs]. The kernel is the batch-invariant
+        one, the one that the table names, or else cuBLAS's. The result is written to `out` if given. Raises TypeError
+        unless the weight is dense."""
         weight = as_dense(weight)
         if self.batch_invariant:
             return batch_invariant_gemm(x, weight, pdl, out)
@@ -88,7 +91,11 @@ class GemmConfigs:
 
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
-        inputs]. Returns None if a GEMM and an activation are faster, or are the only way."""
+        inputs]. The activation is gelu in its tanh form with `gelu`, else silu.
+
+        Returns None if the caller must run a GEMM and an activation: without a config for the shape, with a bias, or if
+        batch-invariant.
+        """
         weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None
@@ -97,7 +104,7 @@ class GemmConfigs:
 
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
-    """Compute the linear layer by cuBLAS, into `out` [R, outputs]."""
+    """Compute x @ weight.T + bias by cuBLAS into `out` [R, outputs], and return it."""
     dense = as_dense(weight)
     if dense.bias is None:
         return torch.mm(x, dense.data.T, out=out)
@@ -105,8 +112,8 @@ def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
 
 
 def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
-    """Add the linear layer to `residual` [R, outputs] by cuBLAS, and round once, after the sum. The bias is added after
-    that."""
+    """Add x @ weight.T to `residual` [R, outputs] in place by cuBLAS, and round once, after the sum. A bias is added
+    after that."""
     dense = as_dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
     if dense.bias is not None:
@@ -114,8 +121,8 @@ def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
 
 
 def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """Compute x [R, inputs] @ weight.T by one kernel that sums in the same order for every R. So a row's bits do not
-    depend on the other rows. The result [R, outputs] is written to `out` if given. `pdl`: see launch.py."""
+    """Compute x [R, inputs] @ weight.T + bias by one kernel that sums in the same order for every R. So a row's bits do
+    not depend on the other rows. The result [R, outputs] is written to `out` if given. `pdl`: see launch.py."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
@@ -140,7 +147,8 @@ def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor 
 
 
 def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """Compute the linear layer with the given kernel config."""
+    """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. The result is
+    written to `out` if given. `pdl`: see launch.py."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out

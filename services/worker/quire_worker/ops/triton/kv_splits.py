@@ -63,9 +63,13 @@ def max_splits(sequences: int, programs: int) -> int:
 
 
 def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
-    """Return [COLUMNS, room] splits for sequences of these lengths. If there are enough keys, there are at least as
-    many splits as the device runs at once (`programs` with narrow tiles). `room` is the result of max_splits for at
-    least this number of sequences. SEQUENCE is -1 in a column without a split."""
+    """Return [COLUMNS, room] splits for sequences of these lengths, the longest splits first. The keys of a sequence
+    are cut into equal splits of whole tiles. The number of splits is the one with the least estimated time. SEQUENCE is
+    -1 in a column without a split.
+
+    If there are enough keys, there are at least as many splits as the device runs at once (`programs` with narrow
+    tiles). `room` is the result of max_splits for at least this number of sequences.
+    """
     splits = np.zeros((COLUMNS, room), np.int32)
     splits[SEQUENCE] = -1
     count = len(length)
@@ -102,8 +106,12 @@ def extend_splits(splits: Int32, before: Int32, length: Int32, tile: int) -> boo
 
 
 def _parts(length: Int32, programs: int, room: int, tile: int) -> Int32:
-    """Return the number of splits of each sequence. Splits have one size, with which the last program is likely to end
-    first."""
+    """Return the number of splits of each sequence. All splits have about the same number of keys, a multiple of
+    `tile`.
+
+    The longest sequence is cut into the number of splits with the least estimated time. Splits grow by a quarter until
+    all fit into `room`.
+    """
     longest, total, count = int(length.max()), int(length.sum()), len(length)
     least = min(_SHORT, 2 * total // programs)
     cuts = [cut for cut in _CUTS if cut == 1 or _piece(longest, cut, tile) >= least]
@@ -121,8 +129,8 @@ def _piece(length: int, cut: int, tile: int) -> int:
 
 
 def _time(longest: int, total: int, count: int, cut: int, programs: int, tile: int) -> float:
-    """Estimate the time of `count` sequences in keys, if the longest is cut into this many splits. A program that has
-    ended a split takes the next one; the shortest come last."""
+    """Estimate the time of `count` sequences with `total` keys, in units of keys, if the longest is cut into `cut`
+    splits. A program that has ended a split takes the next one; the shortest come last."""
     piece = _piece(longest, cut, tile)
     even = total >= _EVEN * count * longest
     splits = count * cut if even else max(count, total / piece + count / 2)

@@ -23,8 +23,8 @@ _AT_ONCE = 64
 
 
 def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
-    """Return packed logprobs of the rows [L] int32 of logits [N, V] and token [N] int32; most <= V. Logprobs of a
-    negative token mean nothing."""
+    """Return packed logprobs [L, 2 + 2 * most] int32 of the rows [L] int32 of logits [N, V] and token [N] int32, by two
+    kernels, or by torch for most > 32. most <= V. Logprobs of a negative token mean nothing."""
     if most > _MOST_IN_TURN:
         return torch.cat([torch_logprobs(logits, token, some, most) for some in torch.split(row, _AT_ONCE)])
     entries, vocab, device = len(row), logits.shape[1], logits.device

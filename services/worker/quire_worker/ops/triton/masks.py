@@ -90,7 +90,9 @@ def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None)
 
 
 def fetch_masks(masks: RowMasks, ring: MappedRing, sample_position: Tensor, stop_id: Tensor) -> None:
-    """Read the masks of rows for the tokens at their positions sample_position [N]; stop_id int32 [N, I]."""
+    """Launch the kernel that copies masks of rows from the matcher's ring in host memory to `masks`, for the tokens at
+    positions sample_position [N]. It sets `kind` and `allowed`, and clears `blocked` where only stop_id int32 [N, I] is
+    allowed."""
     rows, stops = stop_id.shape
     threads = 1 if INTERPRET.value else _FETCH_WARPS * _WARP
     block = min(_WORDS, power_of_two(ring.words))

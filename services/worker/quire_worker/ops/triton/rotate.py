@@ -36,6 +36,7 @@ def rotate_heads(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze
 
 
 def _rows_of(heads: Tensor, *, copied: bool) -> Tensor:
-    """Return a tensor of the shape of `heads`, [1, heads, R, D], in which the heads of a row lie beside each other."""
+    """Return a new tensor of the shape of `heads`, [1, heads, R, D], in which the heads of a row lie beside each other.
+    It holds the values of `heads` if `copied`, else it is uninitialised."""
     rows = torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     return rows.copy_(heads) if copied else rows

@@ -152,7 +152,7 @@ def sample_rows(
 
 
 def _held_columns(masks: tuple[RowMasks, Tensor] | None, unused: Tensor) -> tuple[Tensor, ...]:
-    """Return the columns of held rows that finish_kernel needs."""
+    """Return the six columns of held rows that finish_kernel needs; `unused` six times without masks."""
     if masks is None:
         return (unused,) * 6
     rows, token = masks
@@ -212,8 +212,8 @@ def _apply_top_p(
     source: _Source,
     pdl: bool,
 ) -> None:
-    """Sample again in rows whose token top_p drops. `sampled` has the ranges that rows keep, and the tokens that the
-    parts of the vocabulary gave."""
+    """In rows to which top_p is still to be applied, sample again if top_p drops the sampled token. `sampled` has the
+    ranges that rows keep, and scores and tokens of the parts of the vocabulary; the kernels change the latter two."""
     (rows, vocab), stops = logits.shape, columns.stop_id.shape[1]
     ranges, part_score, part_token = sampled
     parts = part_score.shape[1]

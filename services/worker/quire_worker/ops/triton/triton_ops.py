@@ -80,6 +80,7 @@ class TritonOps:
         return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
+        """Return the tokens' rows of the weight times `scale`, [R, H] in the weight's type."""
         rows = as_dense(weight).data
         hidden = rows.shape[1]
         out = torch.empty((token.shape[0], hidden), dtype=rows.dtype, device=rows.device)
@@ -98,7 +99,8 @@ class TritonOps:
         return functional.layer_norm(x, (x.shape[1],), norm_weight, bias, eps)
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
-        """See `Ops.head_norm`. torch computes it in float32."""
+        """Norm the groups of each row of x that `norm` names, in place, by torch in float32: a layer norm if `centred`,
+        else an RMS norm."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
         exact = parts.float()
         if norm.centred:
@@ -117,8 +119,8 @@ class TritonOps:
         return self._gemm_configs.gemm(x, weight, self.pdl)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """See `Ops.add_linear`. The next norm adds the result of few rows; of many rows, cuBLAS adds the residual
-        itself."""
+        """Return the linear layer's result for the next norm to add, if x has fewer than 1024 rows or with
+        `batch_invariant`. Otherwise cuBLAS adds it to `residual` in place, and None is returned."""
         if x.shape[0] < _MANY_ROWS or self.batch_invariant:
             return self.linear(x, weight)
         gemm_add(residual, x, weight)
@@ -134,6 +136,9 @@ class TritonOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
+        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one kernel. Returns
+        queries [R, Q * D]; see `Ops.qk_norm_rope_write`. If the plan looked for fresh prompts, it keeps qkv with
+        rotated keys."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         norm_weights = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]
@@ -175,7 +180,9 @@ class TritonOps:
         shape: HeadShape,
         rules: AttentionRules,
     ) -> Tensor:
-        """See `Ops.paged_attention`. Padding rows keep their old values, which nothing reads."""
+        """Compute attention [R, Q * D]: decode rows by splits of their keys, prefill rows by tiles, and fresh prompts
+        by torch. Padding rows hold arbitrary values, which nothing reads. Raises ValueError for a fresh prompt in a
+        layer with attention rules."""
         out = torch.empty_like(query)
         decode_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
         prefill_attention(query, pages, layer, plan, shape, rules, out, self.pdl)
@@ -189,20 +196,23 @@ class TritonOps:
         sigmoid_gate(x, gate, self.pdl)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """Compute activation(first half) * second half of the linear layer's outputs, [R, I]: by one kernel if the
+        table has a config for it, else by a GEMM and an activation."""
         whole = None
         if activation in _KERNEL_ACTIVATIONS:
             whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Compute activation(first half) * second half: [R, 2 * I] -> [R, I]. Used where one kernel does not compute
-        the linear layer too."""
+        """Compute activation(first half) * second half: [R, 2 * I] -> [R, I], silu and gelu_tanh by one kernel, others
+        by torch. Used where one kernel does not compute the linear layer too."""
         if activation not in _KERNEL_ACTIVATIONS:
             gate, up = gate_up.chunk(2, dim=-1)
             return self.activation(gate, activation).mul_(up)
         return self._activate(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return the activation of x [R, I]: silu and gelu_tanh by a kernel, gelu, relu and relu_squared by torch."""
         if activation == "gelu":
             return functional.gelu(x)
         if activation in ("relu", "relu_squared"):
@@ -211,7 +221,8 @@ class TritonOps:
         return self._activate(x, x.shape[1], activation, gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """See `Ops.lm_head`. Logits keep the type of the weight until they are sampled."""
+        """Compute logits [R, V] in the type of x, soft-capped if softcap is not 0. They lie in `kept_logits`, which the
+        next call overwrites, if its rows suffice; else in fresh memory."""
         kept = self.kept_logits
         out = kept[: len(x)] if kept is not None and len(x) <= len(kept) else None
         logits = self._gemm_configs.gemm(x, weight, self.pdl, out)
@@ -226,6 +237,7 @@ class TritonOps:
         return logprob_columns(logits.float().cpu(), token, wanted)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+        """Return the RMS norm of residual [R, H]. If there is a delta, add it to residual in place first."""
         rows, hidden = residual.shape
         out = torch.empty_like(residual)
         block = power_of_two(hidden)
@@ -243,6 +255,8 @@ class TritonOps:
         return out
 
     def _activate(self, source: Tensor, inner: int, activation: Activation, *, gated: bool) -> Tensor:
+        """Return the silu or gelu_tanh activation of `source` as [R, inner], by a kernel. `gated`: source is [R, 2 *
+        inner], and the activated first half is multiplied by the second."""
         out = empty_like_rows(source, inner)
         grid = (source.shape[0], -(-inner // _ELEMENTS))
         activation_kernel[grid](

@@ -24,7 +24,8 @@ ARCHITECTURES: Final = MappingProxyType(
 
 
 def find_architecture(model: GgufModel) -> tuple[Family, GgufMap]:
-    """Return the family of the file, and how the file holds its models. Raises Unsupported."""
+    """Return the family of the file, and the map of the family's GGUF files. An entry with a key that only this
+    family's files have comes first. Raises Unsupported for an unknown `general.architecture`."""
     name = model.metadata.text("general.architecture")
     for (architecture, key), found in ARCHITECTURES.items():
         if architecture == name and (not key or f"{name}.{key}" in model.metadata):

@@ -80,8 +80,8 @@ class GgufConfig(ConfigFile):
         return None if found is None else GgufConfig(found.fields, self.source, self.keys)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
-        """Return the error for a field that is absent or has a wrong value. `fix`: the fix that the error names, if it
-        is not to get a good file."""
+        """Make the ConfigError for a field that is absent or has a wrong value, under the file's own key; the caller
+        raises it. `fix`: the fix that the error names, if it is not to get a good file."""
         wanted = re.sub(r"\w+", lambda word: self.keys.get(word[0], word[0]), wanted)
         cause = f"{self.source} lacks `{name}` ({wanted})."
         if self.has(name):
@@ -91,8 +91,9 @@ class GgufConfig(ConfigFile):
 
 
 def read_config(model: GgufModel) -> ConfigFile:
-    """Return the fields of a config.json. Raises ConfigError for metadata that is absent or wrong, and Unsupported for
-    a model that the worker does not compute."""
+    """Return the metadata of a GGUF file as the fields of a config.json. Log a warning if the file names no eos token.
+    Raises ConfigError for metadata that is absent or wrong, and Unsupported for a model that the worker does not
+    compute."""
     family, files = find_architecture(model)
     name, metadata = files.architecture, model.metadata
     own = {**_eps(name, metadata, files), **files.keys}
@@ -134,7 +135,8 @@ def read_config(model: GgufModel) -> ConfigFile:
 
 
 def _eps(name: str, metadata: Metadata, files: GgufMap) -> dict[str, str]:
-    """Return the key of the norms' epsilon and its field. Raises ConfigError if the file lacks it."""
+    """Return {key of the norms' epsilon: its field}, or {} for a family that reads none. Raises ConfigError if the file
+    lacks the key."""
     if not files.eps:
         return {}
     key = RMS_KEY if files.eps == "rms_norm_eps" else LAYER_KEY
@@ -143,6 +145,8 @@ def _eps(name: str, metadata: Metadata, files: GgufMap) -> dict[str, str]:
 
 
 def _refuse_unread(name: str, metadata: Metadata, read: Mapping[str, str], files: GgufMap) -> None:
+    """Raise Unsupported for a key of the architecture that is not read, unless its value switches its feature off or
+    the key changes nothing."""
     for key, value in metadata.values.items():
         own = key.removeprefix(f"{name}.")
         if own == key or own in read or own in _SILENT or own in _HEAD_SIZES:
@@ -168,8 +172,9 @@ def _is_off(key: str, value: object) -> bool:
 
 
 def _value(metadata: Metadata, key: str, layers: int) -> object:
-    """Return the value of a key in the form of config.json. A pattern of layers with windows becomes `layer_types`, by
-    llama.cpp's rule: the last layer of each group has none."""
+    """Return the value of a key in the form of config.json. A pattern of layers with windows, a list or a group size,
+    becomes `layer_types`. By llama.cpp's rule, the last layer of each group has none. Raises Unsupported for any other
+    list."""
     value = metadata.values[key]
     if key.endswith(_PATTERN):
         every = metadata.integer(key) if not isinstance(value, np.ndarray) else 0
@@ -181,7 +186,8 @@ def _value(metadata: Metadata, key: str, layers: int) -> object:
 
 
 def _vocab_size(name: str, model: GgufModel) -> int:
-    """Return the number of rows of the embedding. If the metadata has this number, it must be the same."""
+    """Return the number of rows of the embedding; without an embedding, the number in the metadata. Raises ConfigError
+    if both differ."""
     place = model.tensors.get("token_embd.weight")
     told = model.metadata.integer(f"{name}.vocab_size", 0)
     rows = place.shape[0] if place is not None else told
@@ -191,8 +197,12 @@ def _vocab_size(name: str, model: GgufModel) -> int:
 
 
 def _head_sizes(name: str, model: GgufModel, files: GgufMap, default: int, positions: int) -> dict[str, Any]:
-    """Return the size of a head, for queries, keys and values alike, and RoPE. All of a head is rotated, unless the
-    family has models that rotate only a part."""
+    """Return the fields of the head size, the same for queries, keys and values, and of RoPE, if the family has it.
+    `default` is the head size if the file has none.
+
+    Raises Unsupported if values have another size. All of a head must rotate, unless the family has models that rotate
+    only a part.
+    """
     metadata = model.metadata
     size = metadata.integer(f"{name}.attention.key_length", default, minimum=1)
     if metadata.integer(f"{name}.attention.value_length", size) != size:

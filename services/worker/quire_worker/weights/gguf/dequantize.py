@@ -41,7 +41,7 @@ class Quants:
     """All integers are of this one and the 15 above it; None: they need more than four bits."""
 
     def values(self) -> Floats:
-        """[blocks, groups, values of a group]."""
+        """Return integer * scale + offset, float32 [blocks, groups, values of a group]."""
         product: Floats = self.integer.astype(np.float32)
         product *= self.scale[:, :, None]
         if self.offset is not None:
@@ -121,7 +121,7 @@ def _q4_1(blocks: Bytes) -> Quants:
 
 
 def _q5(blocks: Bytes, begin: int) -> Bytes:
-    """Read values of five bits: four bytes of high bits at `begin`, then the low nibbles."""
+    """Return [blocks, 32] values of five bits: four bytes of high bits at `begin`, then the low nibbles."""
     high = np.unpackbits(blocks[:, begin : begin + 4], axis=1, bitorder="little")
     return _nibbles(blocks[:, begin + 4 :], 16) | (high << np.uint8(4))
 
@@ -139,7 +139,8 @@ def _q8_0(blocks: Bytes) -> Quants:
 
 
 def _q2_k(blocks: Bytes) -> Quants:
-    """Read Q2_K: 16 bytes of scale and minimum for 16 values each, 64 bytes of quants, d, m."""
+    """Read Q2_K: 16 bytes of 4-bit scales and minima for 16 values each, 64 bytes of 2-bit quants, then d and m, which
+    multiply scales and minima. Minima are subtracted."""
     scales = blocks[:, :16]
     scale = _half(blocks, 80) * (scales & np.uint8(15)).astype(np.float32)
     minimum = _half(blocks, 82) * (scales >> np.uint8(4)).astype(np.float32)
@@ -148,7 +149,8 @@ def _q2_k(blocks: Bytes) -> Quants:
 
 
 def _q3_k(blocks: Bytes) -> Quants:
-    """Read Q3_K: 32 bytes of high bits, 64 of low bits, 12 of six-bit scales, d. A high bit of 0 subtracts 4."""
+    """Read Q3_K: 32 bytes of high bits, 64 of low bits, 12 of six-bit scales less 32, d. A high bit of 0 subtracts 4.
+    There are 16 groups of 16 values, without offsets."""
     low_scales, high_scales = blocks[:, 96:104], blocks[:, 104:108]
     scales = _nibbles(low_scales, 8) | (_pairs_of_bits(high_scales, 4) << np.uint8(4))
     scale = _half(blocks, 108) * (scales.astype(np.float32) - 32)
@@ -167,7 +169,8 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _k_quants(blocks: Bytes, integers: Bytes, nibbles_from: int | None = None) -> Quants:
-    """Read Q4_K and Q5_K: d, m, 12 bytes of scales, quants of eight groups."""
+    """Make the `Quants` of Q4_K and Q5_K blocks: d, m, 12 bytes of scales and minima, and the given integers in eight
+    groups of 32. Minima are subtracted."""
     scales, minima = _scales_and_minima(blocks[:, 4:16])
     scale, minimum = _half(blocks, 0) * scales, _half(blocks, 2) * minima
     return Quants(_signed(integers).reshape(-1, 8, _GROUP), scale, -minimum, nibbles_from)
@@ -183,7 +186,8 @@ def _q5_k(blocks: Bytes) -> Quants:
 
 
 def _q6_k(blocks: Bytes) -> Quants:
-    """Read Q6_K: 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d."""
+    """Read Q6_K: 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d. Integers are less 32, in 16 groups of
+    16."""
     low = _nibbles(blocks[:, :128], 64)
     integer = _signed(low | (_pairs_of_bits(blocks[:, 128:192], _GROUP) << np.uint8(4)), 32)
     scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -195,7 +199,8 @@ def _iq4_nl(blocks: Bytes) -> Quants:
 
 
 def _iq4_xs(blocks: Bytes) -> Quants:
-    """Read IQ4_XS: d, 16 bits of high pairs and four bytes of low nibbles of eight scales, quants of eight groups."""
+    """Read IQ4_XS: d, 16 bits of high pairs and four bytes of low nibbles of eight scales less 32, quants of eight
+    groups. Quants are indices of the 16 levels of IQ4."""
     high = (blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & np.uint8(3)
     low = _nibbles(blocks[:, 4:8], 1)
     scale = _half(blocks, 0) * ((low | (high << np.uint8(4))).astype(np.float32) - 32)

@@ -47,7 +47,8 @@ def load_gguf(
     store: ParameterStore,
     progress: Callable[[int, int], None],
 ) -> bytes:
-    """Fill the store. Returns a digest of the weights that does not depend on how the files are split.
+    """Fill the store, on up to eight threads. Returns a digest of the weights that does not depend on how the files are
+    split.
 
     Before any data is read, raises ConfigError for tensors that are missing, left over or of the wrong shape, and
     Unsupported for kinds of blocks that are not supported. `progress` gets (done_bytes, total_bytes) from the calling
@@ -82,7 +83,8 @@ def _target(store: ParameterStore, spec: ParameterSpec, place: TensorPlace) -> T
 
 
 def _load(load: _Load) -> bytes:
-    """Read one parameter; returns its digest."""
+    """Read one parameter piece by piece into its target, as raw blocks or as float values, with rows of heads
+    reordered. Returns the digest of its name, kind, shape and bytes."""
     place = load.place
     digest = xxhash.xxh3_128(f"{place.name}/{place.kind.name}/{place.shape}/".encode())
     unit = len(load.row_order) or 1
@@ -119,7 +121,8 @@ def _by_name(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[str, list
 
 
 def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[ParameterSpec, TensorPlace]]:
-    """Return each parameter and its rows in the file."""
+    """Return each parameter and its rows in the file. Raises ConfigError for tensors that are missing, unexpected or of
+    the wrong shape, and Unsupported for kinds of blocks that are not supported."""
     path, wanted = model.metadata.path, _by_name(model, specs)
     missing = [name for name in wanted if name not in model.tensors]
     if missing:

@@ -9,7 +9,7 @@ FIX = "Serve another model, or its safetensors folder."
 
 
 def refused(metadata: Metadata, key: str) -> Unsupported:
-    """Return the error for a key with its value."""
+    """Make the error (UNSUPPORTED_CONFIG) for a key whose value the worker does not support; the caller raises it."""
     return Unsupported(
         "UNSUPPORTED_CONFIG",
         f"{metadata.path}: `{key}` is {metadata.shown(key)}, which asks for what is not supported.",

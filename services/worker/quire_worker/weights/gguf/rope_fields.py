@@ -34,8 +34,11 @@ _KINDS = ("none", "linear", "yarn", "longrope")
 
 
 def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) -> dict[str, Any]:
-    """Return the RoPE of an architecture's file, in which `rotated` dimensions of each head rotate. `positions`: the
-    context length. Raises Unsupported for variants that the worker does not compute."""
+    """Return the RoPE of an architecture's file as the fields of `rope_parameters`. `rotated` dimensions of each head
+    rotate. `positions`: the context length. A linear scaling by 0 or 1 is none; tensors of factors decide the type.
+
+    Raises Unsupported for variants that the worker does not compute.
+    """
     metadata = model.metadata
     kind = metadata.text(f"{name}.rope.scaling.type", "linear")
     factor = metadata.number(f"{name}.rope.scaling.factor", 0.0)
@@ -71,6 +74,8 @@ def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) 
 
 
 def _longrope(name: str, model: GgufModel, rotated: int, original: int) -> dict[str, Any]:
+    """Read the short and long factors of longrope from their tensors, and the attention factor. Raises an error if the
+    file lacks one of the tensors."""
     found: dict[str, Any] = {"original_max_position_embeddings": original}
     for key, tensor in (("short_factor", SHORT), ("long_factor", LONG)):
         place = model.tensors.get(tensor)
@@ -81,8 +86,9 @@ def _longrope(name: str, model: GgufModel, rotated: int, original: int) -> dict[
 
 
 def _yarn(name: str, model: GgufModel, factor: float, original: int) -> dict[str, Any]:
-    """Read YaRN. llama.cpp scales cosines and sines as the paper does, whatever a file says, so files with other values
-    are refused."""
+    """Return the fields of YaRN: factor, original context, beta_fast (32 if absent) and beta_slow (1 if absent).
+    llama.cpp scales cosines and sines as the paper does, whatever a file says, so files with other values are
+    refused."""
     metadata = model.metadata
     _refuse_scaled_attention(name, model, 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
     return {
@@ -102,8 +108,8 @@ def _refuse_scaled_attention(name: str, model: GgufModel, usual: float) -> None:
 
 
 def _factors(model: GgufModel, place: TensorPlace, kind: str, rotated: int, wanted: str) -> list[float]:
-    """Return the divisors of RoPE's frequencies. Raises Unsupported for a wrong number of them, or if RoPE's type is
-    not `wanted`."""
+    """Return the divisors of RoPE's frequencies, the values of the tensor at `place`. Raises Unsupported if they are
+    not one for each pair of the `rotated` dimensions, or if RoPE's type `kind` is not `wanted`."""
     if kind != wanted or place.shape != (rotated // 2,):
         raise Unsupported(
             "UNSUPPORTED_ROPE",

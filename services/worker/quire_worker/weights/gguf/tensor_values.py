@@ -51,7 +51,12 @@ def read_pieces(
 def read_blocks(
     place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
 ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """Yield (first row, rows, bytes) of the same pieces."""
+    """Yield (first row, rows, bytes) of consecutive pieces, each of a multiple of `unit` rows and of about a million
+    values. `seen` is called with the raw bytes in order.
+
+    Raises Unsupported for unsupported kinds of blocks, and the typed error of a file that cannot be read or becomes
+    shorter.
+    """
     check_readable(place)
     rows, row_shape = place.shape[0], place.shape[1:]
     values_per_row = prod(row_shape)
@@ -71,6 +76,8 @@ def read_blocks(
 
 
 def _read(file: int, into: memoryview, begin: int, path: Path) -> None:
+    """Fill `into` from offset `begin` of the file. Raises the error of a truncated file if the file ends before
+    that."""
     done = 0
     while done < len(into):
         count = os.preadv(file, [into[done:]], begin + done)

@@ -12,8 +12,11 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Command R model. In the second generation, three of four layers have windows, and the fourth
-    has no rotary embedding."""
+    """Build the spec of a Command R model: attention and MLP in parallel after one shared norm, RoPE over neighbours,
+    scaled logits, a tied head by default. Flags add biases of attention and norms of heads.
+
+    In the second generation, by default, three of four layers have windows, and the fourth has no rotary embedding.
+    """
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", False)
     second = architecture == COHERE2.architectures[0]
     rope = read_rope(config, sizes.head_dim, interleaved=True, theta=10_000.0 if second else 500_000.0)

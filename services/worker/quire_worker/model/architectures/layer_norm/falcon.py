@@ -15,8 +15,12 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Falcon model. Old models have one KV head (`multi_query`) or as many as query heads; the
-    config of newer models has the number."""
+    """Build the spec of a Falcon model: RoPE or ALiBi, a plain MLP, biases if configured, a tied head by default.
+    Attention lies beside the MLP in new models and by default; then both share one norm unless the config gives them
+    two.
+
+    Old models have one KV head (`multi_query`) or as many as query heads; the config of newer models has the number.
+    """
     hidden, heads, is_new = config.integer("hidden_size"), config.integer("num_attention_heads"), _is_new(config)
     shares_one = config.flag("multi_query", True, null=False)
     kv_heads = config.integer("num_kv_heads", heads, nullable=True) if is_new else 1 if shares_one else heads
@@ -59,6 +63,8 @@ def _has_two_norms(config: ConfigFile) -> bool:
 
 
 def _names(config: ConfigFile) -> Mapping[str, str]:
+    """Return the names of a Falcon model's tensors by role. In new models with two norms, these are ln_attn and ln_mlp.
+    Query, key and value are one tensor."""
     two = _is_new(config) and _has_two_norms(config)
     return tensor_names(
         {"embed": "transformer.word_embeddings", "final_norm": "transformer.ln_f", "head": "lm_head"},

@@ -11,8 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a GPT-NeoX model. Attention lies beside the MLP unless the config says otherwise; each has its
-    own norm."""
+    """Build the spec of a GPT-NeoX model: layer norms, a plain MLP with biases, RoPE on a part of each head. Attention
+    lies beside the MLP unless the config says otherwise; each has its own norm."""
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", True)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     mlp = read_dense(config, sizes, gated=False, bias=True)

@@ -30,6 +30,8 @@ _POST_NORMED = usual_names(
 
 
 def _model(architecture: str, config: ConfigFile, sizes: Sizes, layers: tuple[LayerSpec, ...]) -> ArchSpec:
+    """Build a Gemma's spec from sizes and layers: norm weights stored less 1, embeddings times sqrt(hidden size), a
+    tied head by default, and soft-capped logits if configured. Raises Unsupported for bidirectional attention."""
     _refuse_bidirectional(config)
     return sizes.arch_spec(
         architecture,
@@ -52,7 +54,8 @@ def _cap(config: ConfigFile, key: str, default: float) -> float:
 
 
 def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Gemma 1 model. Old files have gelu as `hidden_act`, but mean its form with tanh."""
+    """Build the spec of a Gemma 1 model, whose MLP uses gelu in its tanh form. Old files have gelu as `hidden_act`, but
+    mean this form. Raises Unsupported for another activation."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     config.note_read("hidden_act", "hidden_activation")
@@ -64,20 +67,22 @@ def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Gemma 2 model. Every other layer has a window, beginning with the first layer."""
+    """Build the spec of a Gemma 2 model. Without `layer_types`, every other layer has a window, beginning with the
+    first layer. Scores are soft-capped."""
     return _alternating(architecture, config, lambda layer: FULL if layer % 2 else SLIDING, caps=True)
 
 
 def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Gemma 3 model. Five layers have a window and a small RoPE base, and the sixth has no window
-    and a large base."""
+    """Build the spec of a Gemma 3 model, with norms of heads. Without `layer_types`, five layers have a window and a
+    small RoPE base, and the sixth has no window and a large base."""
     pattern = config.integer("sliding_window_pattern", 6, nullable=True)
     return _alternating(architecture, config, lambda layer: SLIDING if (layer + 1) % pattern else FULL, caps=False)
 
 
 def _alternating(architecture: str, config: ConfigFile, default: Callable[[int], str], *, caps: bool) -> ArchSpec:
-    """Build the spec of a Gemma 2 model, with soft caps, or of a Gemma 3 model, with norms of heads and two RoPE
-    bases."""
+    """Build the spec of a Gemma 2 model (`caps`), with soft-capped scores, or of a Gemma 3 model, with norms of heads
+    and a RoPE for each type of layer. `default` gives a layer's type if the config does not. Both have norms before and
+    after blocks."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     types = layer_types(config, sizes.layers, default)
     theta = 10000.0 if caps else 1e6
@@ -107,8 +112,8 @@ def _alternating(architecture: str, config: ConfigFile, default: Callable[[int],
 
 
 def _score_scale(fields: Mapping[str, Any], layers_of_27b: int) -> dict[str, Any]:
-    """Return the field with the number whose square root divides the scores. GGUF files do not have it, so this is
-    llama.cpp's rule."""
+    """Return the field `query_pre_attn_scalar`, whose square root divides the scores: hidden size / heads in the model
+    with `layers_of_27b` layers, else the head size. GGUF files do not have it, so this is llama.cpp's rule."""
     of_heads = fields["hidden_size"] // fields["num_attention_heads"]
     return {"query_pre_attn_scalar": of_heads if fields["num_hidden_layers"] == layers_of_27b else fields["head_dim"]}
 

@@ -13,9 +13,12 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Granite 3 model. The residual multiplier needs no operation, because the residual stream is
-    kept divided by it. Norms give the same results for this stream if their epsilon is divided by the multiplier's
-    square."""
+    """Build the spec of a Granite 3 model: a Llama with multipliers of scores, embeddings, residuals and logits. The
+    residual stream is kept divided by the residual multiplier, so this needs no operation. The norms' epsilon is
+    divided by its square.
+
+    Raises ConfigError for a residual multiplier outside 1e-6 to 1e6.
+    """
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

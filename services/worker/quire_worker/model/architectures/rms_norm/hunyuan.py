@@ -14,8 +14,8 @@ _MOST_ALPHA = 1e6
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Hunyuan model. A RoPE of type `dynamic` with an `alpha` is a plain RoPE with a larger
-    base."""
+    """Build the spec of a Hunyuan model: a Llama with norms of query and key heads after their rotation. A RoPE of type
+    `dynamic` with an `alpha` is a plain RoPE with a larger base."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=_rope(config, sizes.head_dim), qk_norm=QkNormSpec(after_rope=True), qkv_bias=bias, o_bias=bias
@@ -25,6 +25,8 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _rope(config: ConfigFile, head_dim: int) -> RopeSpec:
+    """Read the RoPE; a `dynamic` one with `alpha` becomes a plain one with the base theta * alpha ** (D / (D - 2)).
+    Raises Unsupported for `dynamic` without `alpha`, and ConfigError for an `alpha` above 1e6 or heads below 4."""
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name)
     if section is None or section.text("rope_type", section.text("type", "default", nullable=True)) != "dynamic":

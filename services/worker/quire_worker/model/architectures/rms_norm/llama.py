@@ -12,7 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Llama model. Flags of the config say which linear layers have biases."""
+    """Build the spec of a Llama model: RMS norms before blocks, RoPE and a gated MLP, the same in all layers. Flags of
+    the config say which linear layers have biases. Raises Unsupported if the config asks for sliding windows."""
     refuse_windows(config)
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)

@@ -12,7 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Qwen2 model. Query, key and value always have biases; the config does not say so."""
+    """Build the spec of a Qwen2 model: a Llama with biases of query, key and value, which the config does not mention.
+    Layers have windows only if `use_sliding_window` is on."""
     sizes = read_sizes(config)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     layers = tuple(

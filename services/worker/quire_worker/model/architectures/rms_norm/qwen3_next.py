@@ -17,7 +17,8 @@ _LINEAR = "linear_attention"
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Qwen3-Next model. Raises Unsupported if a layer has linear attention or experts."""
+    """Build the spec of a Qwen3-Next model: a gate on attention's output, norms of heads, and norm weights that are
+    stored less 1. Raises Unsupported if a layer has linear attention, a window, experts or biases of attention."""
     sizes = read_sizes(config, head_dim=256)
     layer_types(config, sizes.layers, _default_type(config))  # refuses linear attention
     refuse_windows(config)
@@ -38,7 +39,8 @@ def _default_type(config: ConfigFile) -> Callable[[int], str]:
 
 
 def _has_experts(config: ConfigFile, layers: int) -> bool:
-    """Whether any layer has experts: each n-th layer has them, but for those in a list."""
+    """Whether any layer has experts: each `decoder_sparse_step`-th layer has them, except those in `mlp_only_layers`.
+    With `num_experts` 0 none has."""
     every, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
     if config.integer("num_experts", 512, minimum=0) == 0:
         return False
@@ -46,7 +48,7 @@ def _has_experts(config: ConfigFile, layers: int) -> bool:
 
 
 def is_covered(config: ConfigFile) -> bool:
-    """Whether all layers are dense and have full attention without biases."""
+    """Whether Quire computes this model: all layers are dense and have full attention without biases."""
     layers, default = config.integer("num_hidden_layers", maximum=MOST_LAYERS), _default_type(config)
     types = config.texts("layer_types") or [default(layer) for layer in range(layers)]
     biased = config.flag("attention_bias", False)

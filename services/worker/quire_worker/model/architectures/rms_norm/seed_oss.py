@@ -11,8 +11,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Seed-OSS model. Flags of the config say which linear layers have biases. Raises ConfigError
-    for a missing or invalid value of the config, and Unsupported for a RoPE or an activation that Quire lacks."""
+    """Build the spec of a Seed-OSS model: a Llama with 128 dimensions per head by default, and by default biases of
+    query, key and value. Flags of the config say which linear layers have biases. Raises ConfigError for a missing or
+    invalid value of the config, and Unsupported for a RoPE or an activation that Quire lacks."""
     sizes = read_sizes(config, head_dim=128)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

@@ -22,15 +22,19 @@ def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> Gemm
 
 
 def gated_configs_of(device_name: str) -> dict[Shape, GatedGemmConfig | None]:
-    """Return the kernel configs of gated linear layers, by the least number of rows. None: the linear layer and the
-    activation run as two kernels. If several configs are equally fast, one is kept for all large numbers of rows of a
-    shape, so that few kernels are compiled. An entry without figures ends the entry before it."""
+    """Return the kernel configs of gated linear layers that were measured on a device, by (least rows, outputs,
+    inputs); empty for a device without measurements. None: the linear layer and the activation run as two kernels.
+
+    If several configs are equally fast, one is kept for all large numbers of rows of a shape, so that few kernels are
+    compiled.
+    """
     file = _GATED_FILES.get(device_name)
     return {} if file is None else read_gated_configs(_FOLDER / file)
 
 
 def read_gated_configs(path: Path) -> dict[Shape, GatedGemmConfig | None]:
-    """Parse the entries of a file of gated linear layers."""
+    """Return the configs in a JSON file of gated linear layers, by (rows, outputs, inputs). None: two kernels are
+    faster."""
     return {
         (entry["rows"], entry["outputs"], entry["inputs"]): None
         if entry["way"] is None
@@ -46,7 +50,8 @@ def configs_of(device_name: str) -> dict[Shape, GemmConfig]:
 
 
 def read_configs(path: Path) -> dict[Shape, GemmConfig]:
-    """Parse the entries of a file. Entries without a config are left out, since cuBLAS computes them."""
+    """Return the configs in a JSON file, by (rows, outputs, inputs). Entries without a config are left out, since
+    cuBLAS computes them."""
     table: dict[Shape, GemmConfig] = {}
     for entry in json.loads(path.read_text()):
         if entry["way"] is not None:

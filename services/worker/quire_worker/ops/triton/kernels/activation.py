@@ -23,7 +23,8 @@ def activate(x, GELU: tl.constexpr):
 def activation_kernel(
     source, out, inner, GATED: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Grid [rows, blocks of `inner`]. GATED: source has [gate, up] of `inner` columns each."""
+    """Grid [rows, blocks of `inner`]: out [rows, inner] = activation(source [rows, inner]), silu or GELU's tanh form.
+    GATED: source has [gate, up] of `inner` columns each, and out = activation(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < inner

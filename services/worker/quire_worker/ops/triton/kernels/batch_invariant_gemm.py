@@ -28,7 +28,8 @@ def batch_invariant_gemm_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks of rows, blocks of outputs]: x [rows, INPUTS], weight [outputs, INPUTS]; BLOCK_K divides INPUTS."""
+    """Grid [blocks of rows, blocks of outputs]: y [rows, outputs] = x [rows, INPUTS] @ weight.T, plus the bias if
+    BIASED, summed in float32 in one order. weight [outputs, INPUTS]; BLOCK_K divides INPUTS."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)

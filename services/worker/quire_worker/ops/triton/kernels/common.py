@@ -41,22 +41,24 @@ INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1"
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Wait until the kernel before this one has ended."""
+    """Wait until the kernel before this one on the stream has ended and its writes are visible. Without PDL, do
+    nothing."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """Let the next kernel start. It may run the part before its own `wait`."""
+    """Let the next kernel on the stream start, which may run the part before its own `wait`. Without PDL, do
+    nothing."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def fetch_lines(place, ELEMENTS: tl.constexpr, WANTED: tl.constexpr):
-    """Prefetch this many elements from `place` on into the L2 cache. The L2 cache sees later writes of other programs,
-    so a kernel may prefetch before `wait`."""
+    """Prefetch ELEMENTS elements from `place` on into the L2 cache, if WANTED. The L2 cache sees later writes of other
+    programs, so a kernel may prefetch before `wait`."""
     if WANTED:
         LINE: tl.constexpr = 1024 // place.dtype.element_ty.primitive_bitwidth
         line = (place + tl.arange(0, ELEMENTS // LINE) * LINE).to(tl.int64)

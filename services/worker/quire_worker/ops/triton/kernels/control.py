@@ -37,8 +37,10 @@ def control_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: changed [rows, vocab] float32 takes the rows whose address control [rows] int64 is not 0.
+    """Grid [rows]: copy logits to changed [rows, vocab] float32 and apply the row's logits processor state to the copy.
+    Only rows whose state's address, control [rows] int64, is not 0 are copied; their states are updated.
 
+    Allowed tokens, biases, penalties, bad words, blocked stop ids and the thinking budget are applied in this order.
     first_row [rows] is the row's first token in the step. fed [tokens] 1: the computed token is the last one that was
     sampled in the row's slot, and is now part of the output. If the logits are not numbers, the changed row is NaN, so
     the row ends as damaged. MASKED: allowed [rows, words] are the tokens that rows' grammars allow; the others are -inf
@@ -77,7 +79,8 @@ def control_kernel(
 
 @triton.jit
 def _append(state, token):
-    """Append the token to the output."""
+    """Append a sampled token to the state of a row, in place: update the thinking state, the ring of last tokens and
+    the number of tokens. If the state counts tokens, increment the token's count, or add its id while there is room."""
     lane = tl.arange(0, LISTED)
     written, known = tl.load(state + AT.written), tl.load(state + AT.known)
     ring, capacity = tl.load(state + AT.ring), tl.load(state + AT.capacity)
@@ -145,8 +148,11 @@ def _force(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASK
 
 @triton.jit
 def _copy_allowed(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Copy the row in float32. Tokens that the state's mask or the row's grammar forbids become -inf; values that are
-    not numbers become 0."""
+    """Copy a row of logits to `target` in float32. Tokens that the state's mask or the row's grammar forbids become
+    -inf.
+
+    Returns 1 if the raw row is sound, else 0: it has a NaN, or its largest logit is infinite or -inf.
+    """
     lane = tl.arange(0, BLOCK)
     masked = tl.load(state + AT.masked) != 0
     mask = state + tl.load(state + AT.mask_at)
@@ -170,6 +176,7 @@ def _copy_allowed(logits, state, target, allowed, row, vocab, BLOCK: tl.constexp
 
 @triton.jit
 def _add_biases(state, target):
+    """Add the state's biases (ids, then as many amounts) to their tokens' logits in `target`, in place."""
     lane = tl.arange(0, LISTED)
     count = tl.load(state + AT.biases)
     ids = state + tl.load(state + AT.bias_at)
@@ -184,7 +191,8 @@ def _add_biases(state, target):
 
 @triton.jit
 def _penalise(state, target):
-    """Apply the penalties. Returns not 0 if a penalty has made a logit infinite."""
+    """Apply repetition, frequency and presence penalties to the logits of all tokens that the state knows, in place.
+    Returns not 0 if a penalised logit is +inf."""
     lane = tl.arange(0, LISTED)
     known, capacity = tl.load(state + AT.known), tl.load(state + AT.capacity)
     repetition = tl.load(state + AT.repetition_penalty).to(tl.float32, bitcast=True)
@@ -208,7 +216,8 @@ def _penalise(state, target):
 
 @triton.jit
 def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
-    """If a known token that may be sampled has an infinite logit, mark that the request leaves no token."""
+    """If the logit of a known token is still +inf after bans, set the whole row to -inf, so that no token is left to
+    sample."""
     lane = tl.arange(0, LISTED)
     known = tl.load(state + AT.known)
     ids = state + tl.load(state + AT.ids_at)
@@ -228,7 +237,8 @@ def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def _forbid_words(state, target):
-    """Forbid the last token of each bad word if the output ends with the tokens before it."""
+    """Set the logit of the last token of each bad word to -inf in `target`, if the output ends with the tokens before
+    it. The state's ring has the output's last tokens."""
     lane = tl.arange(0, LISTED)
     words, written, ring = tl.load(state + AT.words), tl.load(state + AT.written), tl.load(state + AT.ring)
     begins = state + tl.load(state + AT.words_at)

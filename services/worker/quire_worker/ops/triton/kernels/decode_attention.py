@@ -54,7 +54,11 @@ def decode_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [KV heads, splits_count]: the longest splits of all heads start first. Places without a split come last,
+    """Compute the attention of one decoding token per sequence, for one KV head and one split of its keys, by an online
+    softmax. A sequence with one split is written to `out`; others leave partial results to be merged. With LAST_MERGES,
+    the last program of a sequence merges them.
+
+    Grid [KV heads, splits_count]: the longest splits of all heads start first. Places without a split come last,
     because programs without work also take time. query [S, HEADS, DIM], position [S] of the token; splits as in
     kv_splits.
 

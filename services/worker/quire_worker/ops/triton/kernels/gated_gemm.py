@@ -17,8 +17,8 @@ from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
 
 @triton.jit
 def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """Return the tile that a program computes. Tiles that are computed at the same time share operands: GROUP tiles of
-    rows, then the next column."""
+    """Return the row tile and the column tile of tile number `tile`. Tiles that are computed at the same time share
+    operands: GROUP tiles of rows, then the next column."""
     whole = GROUP * column_tiles
     first = tile // whole * GROUP
     group = tl.minimum(row_tiles - first, GROUP)
@@ -42,9 +42,12 @@ def gated_gemm_kernel(
     GELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [PROGRAMS]. Descriptors: x [rows, INPUTS] with blocks [BLOCK_M, BLOCK_K], weight [2, INNER, INPUTS] with
-    blocks [2, BLOCK_N, BLOCK_K], y [rows, INNER] with blocks [BLOCK_M, BLOCK_N]. Values outside a tensor are read as 0
-    and not written."""
+    """Grid [PROGRAMS]: y = activation(x @ weight[0].T) * (x @ weight[1].T), silu or GELU's tanh form; each program
+    computes every PROGRAMS-th tile.
+
+    Descriptors: x [rows, INPUTS] with blocks [BLOCK_M, BLOCK_K], weight [2, INNER, INPUTS] with blocks [2, BLOCK_N,
+    BLOCK_K], y [rows, INNER] with blocks [BLOCK_M, BLOCK_N]. Values outside a tensor are read as 0 and not written.
+    """
     wait(PDL)
     let_next_start(PDL)
     row_tiles = tl.cdiv(rows, BLOCK_M)

@@ -28,7 +28,8 @@ def gemv_kernel(
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks of outputs]: x [M, INPUTS], weight [outputs, INPUTS]; M unrolled; BLOCK_K divides INPUTS."""
+    """Grid [blocks of outputs]: y [M, outputs] = x [M, INPUTS] @ weight.T, plus the bias if BIASED, for M = 1 or 2, by
+    sums over the rows of weight [outputs, INPUTS]. BLOCK_K divides INPUTS."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = (n < outputs)[:, None]
@@ -79,8 +80,9 @@ def tall_gemm_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks of outputs]: weight tiles are the tall operand, and x [rows, INPUTS], transposed and padded to M
-    columns, is the narrow one. BLOCK_K divides INPUTS."""
+    """Grid [blocks of outputs]: y [rows, outputs] = x [rows, INPUTS] @ weight.T, plus the bias if BIASED, by matrix
+    instructions. Weight tiles are the tall operand, and x, transposed and padded to M columns, is the narrow one.
+    BLOCK_K divides INPUTS."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, M)
     k = tl.arange(0, BLOCK_K)

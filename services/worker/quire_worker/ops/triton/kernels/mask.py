@@ -55,8 +55,9 @@ def fetch_masks_kernel(
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, blocks of words]: writes a row's mask to allowed [rows, words] int32, and FREE, HAS_MASK or HELD to
-    mask_kind [rows]. `words` is a multiple of 32.
+    """Grid [rows, blocks of words]: copies a row's mask from the ring to allowed [rows, words] int32, and writes FREE,
+    HAS_MASK or HELD to mask_kind [rows]. A row is HELD if its mask is missing or changed during the read. `words` is a
+    multiple of 32.
 
     `ring` is the address of the first entry. Each entry has entry_words int32, and a mask slot has entries_per_slot
     entries. mask_slot [rows] is -1 for a row without a grammar, which may sample all tokens; other negative numbers

@@ -20,8 +20,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]. With ADD, residual += delta first, and the norm uses the sum as it is rounded to the memory's
-    type."""
+    """Grid [rows]: out = RMS norm of residual [rows, hidden] times norm_weight. With ADD, residual += delta first, in
+    place, and the norm uses the sum as it is rounded to the memory's type."""
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     real = column < hidden

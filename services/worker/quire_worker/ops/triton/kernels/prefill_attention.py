@@ -29,9 +29,10 @@ def _keys(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Load a tile of keys and values, converted to the type of LIKE. `head` is the address of the KV head in page 0;
-    `start` is the tile's first position, and `key` the offsets in the tile. With MASKED, values past `end` become
-    zero: they may be NaN, and NaN times zero is NaN. Keys past `end` are arbitrary: the caller masks their scores."""
+    """Load the tile of keys and values at positions start..start + TILE, and return both, converted to the type LIKE.
+    `head` is the address of the KV head in page 0; `key` are the offsets in the tile. With MASKED, values past `end`
+    become zero: they may be NaN, and NaN times zero is NaN. Keys past `end` are arbitrary: the caller masks their
+    scores."""
     k_at = start + key
     if PAGE % TILE == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
@@ -48,7 +49,8 @@ def _keys(
 
 @triton.jit
 def _scores(q, k, softcap, CAPPED: tl.constexpr):
-    """Compute scores in units of log2."""
+    """Compute q @ k.T in units of log2. CAPPED: soft-cap the scores first, and scale them by log2(e); otherwise q has
+    this factor already."""
     score = tl.dot(q, tl.trans(k))
     if CAPPED:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
@@ -96,7 +98,10 @@ def prefill_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [tiles * KV heads], with the strides tile_step and head_step, one of which is 1. Each tile has its sequence
+    """Compute causal attention of tiles of query tokens over their sequence's pages, by an online softmax over tiles of
+    keys, and write it to their rows of `out`.
+
+    Grid [tiles * KV heads], with the strides tile_step and head_step, one of which is 1. Each tile has its sequence
     (negative: padding without work) and its first token in the chunk. Each sequence has its first row in the query, the
     position of this row, and the number of its rows. A tile holds TOKENS tokens times the query heads of one KV head,
     ROWS >= TOKENS * heads in all.

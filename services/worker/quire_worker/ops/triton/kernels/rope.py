@@ -40,8 +40,8 @@ def qk_norm_rope_write_kernel(
     KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows / TOGETHER, KV heads]: a program takes the query heads of one KV head of its rows, their key and their
-    value.
+    """Norm and rotate query and key heads of qkv; write queries to `query` and keys and values to their pages. Grid
+    [rows / TOGETHER, KV heads]: a program takes the query heads of one KV head of its rows, their key and their value.
 
     qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative for a padding row, which is
     not written to any page; sequence [R] is the row of page_table. TABLE: the number of elements of cos and sin from

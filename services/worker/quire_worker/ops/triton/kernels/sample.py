@@ -60,11 +60,13 @@ def sample_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, PARTS]: the best token of BLOCK tokens of the vocabulary, and its score; NaN if a logit is NaN.
+    """Grid [rows, PARTS]: the best token of BLOCK tokens of the vocabulary, and its score; NaN if a logit is NaN. The
+    score is the logit of a greedy row, else logit / temperature + Gumbel noise.
 
-    position [rows] is the absolute index of the sampled token. FILTERED: the kernel reads ranges [rows, RANGE]. If a
-    row has a range, it also reads maximum [rows, groups], with GROUPS groups per part. If no group reaches the range,
-    the part reads no logits. ranges, control and changed are as in top_k_top_p_kernel.
+    position [rows] is the absolute index of the sampled token. FILTERED: only logits in the row's range, ranges [rows,
+    RANGE], count. If a row has a range, the kernel also reads maximum [rows, groups], with GROUPS groups per part. If
+    no group reaches the range, the part reads no logits, and its score is -inf. ranges, control and changed are as in
+    top_k_top_p_kernel.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
@@ -99,8 +101,8 @@ def sample_kernel(
 
 @triton.jit
 def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexpr):
-    """Return the best score of a block's tokens, and its token; -inf if the block has none. FILTERED: only tokens that
-    reach the cut count.
+    """Return the best score, x * inverse + Gumbel noise, of a block's tokens, and its token; -inf if the block has
+    none. FILTERED: only tokens that reach the cut count.
 
     Exact noise takes two exact logarithms. So rough scores first find the few tokens that can be the best, and only
     these are scored exactly, one by one. Mostly this is one token; there are more if the noise hardly separates equal
@@ -146,7 +148,8 @@ def _word(key, token, position, sample):
 
 @triton.jit
 def _noise(word):
-    """Compute the noise of sampling/gumbel.py."""
+    """Compute the Gumbel noise -log(-log(u)) of sampling/gumbel.py, with u from the upper 24 bits of a random word, in
+    float32. Near 1 a series replaces the inner logarithm."""
     # Both ends keep a distance of half a step. Near 1, the distance to 1 is what counts, and float32 has it exactly.
     top = (word >> 8).to(tl.int32)
     from_above = (16777215 - top).to(tl.float32) * 5.9604644775390625e-8 + 2.98023223876953125e-8
@@ -159,8 +162,8 @@ def _noise(word):
 
 @triton.jit
 def _rough_noise(word):
-    """Compute the noise with an error of 1e-4, from fast logarithms and three terms. At 1/16 the fourth term is
-    1.5e-5."""
+    """Compute the Gumbel noise -log(-log(u)) of a random word with an error of 1e-4, from fast logarithms and three
+    terms. At 1/16 the fourth term is 1.5e-5."""
     top = (word >> 8).to(tl.int32).to(tl.float32)
     y = (16777215.0 - top) * 5.9604644775390625e-8 + 2.98023223876953125e-8
     uniform = top * 5.9604644775390625e-8 + 2.98023223876953125e-8
@@ -169,7 +172,8 @@ def _rough_noise(word):
 
 @triton.jit
 def winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """Return the best score of all parts and its token; an infinite score if there is none, or if a logit was NaN."""
+    """Return the largest score of all parts of a row, and its token, the lowest id among equals. The score is -inf if
+    no token is left, and +inf if a logit was NaN."""
     lane = tl.arange(0, LANES)
     scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
     tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=_NO_TOKEN)
@@ -206,7 +210,8 @@ def finish_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: the best token of all parts becomes the row's token, is fed back by slot and checked for stops.
+    """Grid [rows]: the best token of all parts becomes the row's token, is fed back by slot (last_token [slots]) and
+    checked for stops. out_finish [rows] is FINISH_STOP for a stop id, else FINISH_LENGTH if last, else 0.
 
     wanted [rows] 0: the row samples nothing (out_token -1). last [rows] not 0: the sequence ends by length, whatever
     the token. slot [rows] is negative for a padding row. out_token is also -1 if a logit was NaN, and NOTHING_LEFT (see

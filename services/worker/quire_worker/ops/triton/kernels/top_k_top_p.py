@@ -82,11 +82,16 @@ def top_k_top_p_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: ranges [rows, RANGE] takes the range that a row keeps, which is everything for a row without limits.
-    logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. maximum [rows,
-    groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and candidate [rows, CANDIDATES] float32.
-    CONTROLLED: a row whose control [rows] is not 0 samples from changed [rows, vocab] instead, without other
-    changes."""
+    """Grid [rows]: ranges [rows, RANGE] takes the range of logits that a row keeps by min_p, top_k, top_p and
+    typical_p, which is everything for a row without limits. A row with top_p but neither top_k nor typical_p leaves
+    top_p to top_p_kernel.
+
+    With a small top_k, group maxima name the few groups to search. Otherwise each bound is searched by passes over the
+    row. logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. maximum
+    [rows, groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and candidate [rows, CANDIDATES]
+    float32. CONTROLLED: a row whose control [rows] is not 0 samples from changed [rows, vocab] instead, without other
+    changes.
+    """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
@@ -189,7 +194,8 @@ def top_k_top_p_kernel(
 
 @triton.jit
 def _among(candidate, found, cut, most, heat, k, p, BITS: tl.constexpr, LANES: tl.constexpr):
-    """Find a threshold among candidates, of which top_k keeps some."""
+    """Return the least logit that top_k keeps, and then top_p among these, over the first `found` of the candidate
+    logits. It is at least `cut`."""
     lane = tl.arange(0, LANES)
     x = tl.load(candidate + lane, mask=lane < found, other=float("-inf"))
     key = ordered(x)
@@ -207,7 +213,8 @@ def _top_k_cut(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Find the threshold of top_k by passes over the whole vocabulary. A turn of the search is a pass."""
+    """Return the least logit that top_k keeps, the k-th largest, or `cut` if that is larger. Each of 16 turns quarters
+    the range of ordered integers by a pass over the whole vocabulary."""
     lane = tl.arange(0, BLOCK)
     low = tl.full([], -2147483648, tl.int64)
     width = tl.full([], 1073741824, tl.int64)
@@ -241,7 +248,8 @@ def _top_p_cut(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Find the threshold of top_p over the tokens that reach the cut, by passes over the whole vocabulary."""
+    """Return the least logit that top_p keeps of the tokens that reach the cut; at least `cut` and at most the largest
+    logit. Each of 16 turns quarters the range of ordered integers by a pass over the whole vocabulary."""
     mass = tl.zeros([BLOCK], tl.float32)
     lane = tl.arange(0, BLOCK)
     for start in range(0, vocab, BLOCK):

@@ -101,7 +101,8 @@ def top_p_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [rows]: in rows to which top_p is still to be applied, takes the best token of all parts, and replaces it if
-    top_p drops it.
+    top_p drops it. While the token lies outside the top-p set, the row samples again from the tokens with strictly
+    larger logits.
 
     ranges [rows, RANGE] as top_k_top_p_kernel leaves them, part_score and part_token [rows, PARTS] as sample_kernel
     does, part_mass as top_p_mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES.

@@ -20,8 +20,8 @@ def typical_range(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Return the least and the largest kept logit, among logits that reach the cut. A turn of the search is a pass over
-    the whole vocabulary."""
+    """Return the least and the largest logit that typical_p keeps, among logits that reach the cut. A turn of the
+    search is a pass over the whole vocabulary."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -74,7 +74,7 @@ def typical_range(
 
 @triton.jit
 def _weighed(x, heat, most, cut):
-    """Return logits divided by the temperature, with 0 for the largest, and their weights."""
+    """Return z = (x - most) / temperature, 0 for the largest logit, and the weights exp(z), 0 below the cut."""
     z = (x - most) / heat
     return z, tl.where(x >= cut, tl.exp(z), 0.0)
 
