@@ -179,3 +179,15 @@ def test_pages_come_another_way_where_the_device_cannot_get_ready(
     AgentProcess.start(setup, lambda ring: FailingReader(ring, error))
     AgentProcess.start(setup, Reader)
     assert made == [False, True]
+
+
+def test_a_process_that_cannot_be_started_leaves_no_ring() -> None:
+    rings: list[Ring] = []
+
+    def fail(ring: Ring) -> Reader:
+        rings.append(ring)
+        raise RuntimeError("no copier")
+
+    with pytest.raises(RuntimeError, match="no copier"):
+        AgentProcess.start(AgentSetup("", NAMESPACE.hex(), "int32", 4096, 2), fail)
+    assert rings[0].fd < 0

@@ -122,9 +122,13 @@ class AgentProcess:
         """Make a ring and a copier for that ring, and return an AgentProcess that starts its process with them. With a
         peers' setup, the copier is first prepared for fetches; if that fails, pulls use other transports."""
         ring = Ring.create(setup.page_bytes, setup.slots)
-        copier = make_copier(ring)
-        can_fetch = not setup.peers or _prepare_fetch(copier)
-        return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited, can_fetch=can_fetch)
+        try:
+            copier = make_copier(ring)
+            can_fetch = not setup.peers or _prepare_fetch(copier)
+            return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited, can_fetch=can_fetch)
+        except BaseException:
+            ring.close()
+            raise
 
     @property
     def pid(self) -> int | None:

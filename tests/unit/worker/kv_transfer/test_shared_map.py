@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -51,4 +52,11 @@ def test_what_nobody_uses_is_let_go() -> None:
 
 def test_what_is_no_memory_is_refused() -> None:
     with pytest.raises(DataConnectionError), SharedMapCache().using(-1):
+        raise AssertionError("it cannot be used")
+
+
+def test_an_empty_file_is_refused() -> None:
+    fd = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(DataConnectionError, match="empty"), SharedMapCache().using(fd):
         raise AssertionError("it cannot be used")

@@ -38,7 +38,7 @@ class SharedMap:
                 raise DataConnectionError("bad_memory", "the memory could be cut short")
             self.size = os.fstat(fd).st_size
             mapped = mmap.mmap(fd, self.size, prot=mmap.PROT_READ)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the file is empty
             raise DataConnectionError("bad_memory", str(error)) from error
         finally:
             os.close(fd)
@@ -120,7 +120,7 @@ class SharedMapCache:
     def _close_idle(self, file: _File) -> None:
         """Close and forget a map, unless somebody has used it since this timer began. Runs on the timer's thread."""
         with self._lock:
-            if not self._users[file] and self._timers.get(file) is threading.current_thread():
+            if not self._users.get(file, 1) and self._timers.get(file) is threading.current_thread():
                 del self._users[file], self._timers[file]
                 self._maps.pop(file).close()
 
