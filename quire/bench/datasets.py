@@ -100,7 +100,10 @@ def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest
         prompt = line.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
             raise _bad_line(path, number, "prompt")
-        found.append(BenchRequest(prompt, int(line.get("output_tokens", output_len))))
+        tokens = line.get("output_tokens", output_len)
+        if not isinstance(tokens, int) or tokens < 1:
+            raise _bad_line(path, number, "output_tokens of at least 1")
+        found.append(BenchRequest(prompt, tokens))
     if not found:
         raise InvalidArgument("EMPTY_DATASET", f"{path} has no requests.", "Give one JSON object per line.")
     return [found[i % len(found)] for i in range(count)]

@@ -25,7 +25,7 @@ def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> s
             _distribution([o.tpot_s * 1000 for o in done if o.output_tokens > 1]),
         ),
         _chart("inter-token latency", "ms", "share of gaps", _distribution([g * 1000 for o in done for g in o.gaps_s])),
-        _chart("output", "s", "tokens per second", _rate(done, begin_s)),
+        _chart("output", "s", "events per second", _rate(done, begin_s)),
     ]
     width, height = 2 * _WIDTH, 2 * _HEIGHT + 30
     placed = [

@@ -42,13 +42,13 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> S
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 models: list[dict[str, Any]] = json.loads(answer.read())["data"]
             if models:
-                return ServerFacts(models[0]["id"], int(models[0].get("vocab_size", 0)))
+                return ServerFacts(models[0]["id"], int(models[0].get("vocab_size") or 0))
             cause = "it lists no model"
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 raise Unavailable("REFUSED", f"{base_url} wants an API key.", "Give --api-key.") from error
             cause = f"HTTP {error.code}"
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # also JSON of another shape
             cause = str(error)
         if time.monotonic() > deadline:
             raise Unavailable("NOT_READY", f"{base_url} does not answer: {cause}.", "Check --base-url.")
@@ -61,7 +61,7 @@ def vocabulary_of(folder: str) -> int:
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgument(
             "BAD_TOKENIZER", f"{folder} has no config.json with vocab_size.", "Give --random-vocab-size instead."
         ) from error

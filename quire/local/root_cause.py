@@ -30,7 +30,7 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
     read."""
     lines = _last_log_lines(log, log_start)
     if exit_code is not None and exit_code < 0:
-        return _signal_cause(signal.Signals(-exit_code))
+        return _signal_cause(-exit_code)
     records = [record for line in reversed(lines) if (record := _record(line))]
     # Every service's last line of a life that failed. A request's own error is logged otherwise.
     failure = next((r for r in records if r.get("message") == "failed" and r.get("code") and r.get("error")), None)
@@ -45,13 +45,15 @@ def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> Roo
     return RootCause("EXITED", f"It ended with exit code {exit_code} and said nothing.", "See its log.")
 
 
-def _signal_cause(number: signal.Signals) -> RootCause:
+def _signal_cause(number: int) -> RootCause:
     """Return the cause KILLED for a process that this signal ended; for SIGKILL, the fix is to free memory."""
-    if number is signal.SIGKILL:
+    if number == signal.SIGKILL:
         return RootCause(
             "KILLED", "It was killed by SIGKILL, as the kernel does when memory runs out.", "Free memory; see dmesg."
         )
-    return RootCause("KILLED", f"It was killed by {number.name}.", "See its log.")
+    known = number in signal.Signals.__members__.values()  # real-time signals have no names
+    name = signal.Signals(number).name if known else f"signal {number}"
+    return RootCause("KILLED", f"It was killed by {name}.", "See its log.")
 
 
 def _last_log_lines(log: Path, start: int) -> list[str]:

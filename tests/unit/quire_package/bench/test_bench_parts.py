@@ -16,6 +16,7 @@ from quire.bench.datasets import RandomLengths, custom_requests, random_requests
 from quire.bench.load import arrivals
 from quire.bench.outcome import Outcome
 from quire.bench.plot import serving_charts
+from quire.bench.server_facts import vocabulary_of
 from quire.bench.serving_report import ReportOptions, make_report, render_report
 from quire.bench.statistics import percentile, summary
 from quire.bench.stream_connection import StreamConnection
@@ -159,6 +160,21 @@ def test_custom_requests_repeat(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a"}\n\n{"prompt": [1, 2], "output_tokens": 3}\n')
     found = custom_requests(str(file), 3, 8)
     assert [(r.prompt, r.output_len) for r in found] == [("a", 8), ([1, 2], 3), ("a", 8)]
+
+
+@pytest.mark.parametrize("tokens", ['"7"', "0", "null", "1.5", "[]"])
+def test_custom_requests_with_a_wrong_number_of_tokens_are_refused(tmp_path: Path, tokens: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "a"}}\n{{"prompt": "b", "output_tokens": {tokens}}}\n')
+    with pytest.raises(InvalidArgument, match=r"Line 2 .* output_tokens"):
+        custom_requests(str(file), 3, 8)
+
+
+@pytest.mark.parametrize("config", ["[]", "null", "{}", '{"vocab_size": "many"}', '{"text_config": null}', "{"])
+def test_a_config_without_vocab_size_is_refused(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InvalidArgument, match="vocab_size"):
+        vocabulary_of(str(tmp_path))
 
 
 def done(index: int, sent: float, first: float, gaps: list[float], tokens: int) -> Outcome:

@@ -32,6 +32,7 @@ CASES = [
         "ModuleNotFoundError",
     ),
     ("killed", [REQUEST_ERROR, "words"], -9, "KILLED", "SIGKILL"),
+    ("a signal without a name", [READY], -40, "KILLED", "signal 40"),
     ("segmentation fault", [READY], -11, "KILLED", "SIGSEGV"),
     ("silence", [READY], 7, "EXITED", "exit code 7"),
     ("nothing at all", [], 1, "EXITED", "exit code 1"),
