@@ -87,6 +87,13 @@ async def test_dns_follows_changes_and_keeps_what_it_knew(monkeypatch: pytest.Mo
         await take(watch)
 
 
+async def test_dns_lists_two_ports_of_one_name() -> None:
+    discovery = DnsDiscovery({"worker": ["127.0.0.1:70", "127.0.0.1:71"]})
+    found = await take(discovery.watch("worker"))
+    assert [endpoint.address for endpoint in found] == ["127.0.0.1:70", "127.0.0.1:71"]
+    await discovery.close()
+
+
 async def test_dns_resolves_real_names() -> None:
     discovery = make_discovery("dns", {"worker": ["localhost:70"]})
     assert "127.0.0.1:70" in [endpoint.address for endpoint in await take(discovery.watch("worker"))]

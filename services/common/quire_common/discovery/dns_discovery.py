@@ -33,14 +33,15 @@ class DnsDiscovery:
         """Yield an endpoint for each address of the service's names, at once and after every change, until `close`.
         Names are resolved every `poll_s`; a name that does not resolve keeps its last addresses. An instance is named
         by its address; `metadata["host"]` is the DNS name, which certificates carry."""
-        last: dict[str, list[Endpoint]] = {}
+        last: dict[tuple[str, int], list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:
             for host, port in self._names.get(service, []):
+                before = last.get((host, port), [])
                 try:
-                    last[host] = await _resolve(service, host, port)
+                    last[host, port] = await _resolve(service, host, port)
                 except OSError as error:
-                    log.warning("a name does not resolve", host=host, reason=str(error), kept=len(last.get(host, [])))
+                    log.warning("a name does not resolve", host=host, reason=str(error), kept=len(before))
             found = sorted((e for endpoints in last.values() for e in endpoints), key=lambda e: e.instance)
             if found != shown:
                 shown = found
