@@ -147,7 +147,8 @@ def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, floa
     used = cpu_us_per_token(before, cpu_seconds(stack), run * load.requests * load.output_len)
     if len(turns) < _COUNTED_TURNS:
         raise RuntimeError(
-            f"of {load.requests} requests, all decoded together in {len(turns)} of {run} turns, at most {fullest:.0f}"
+            f"all {load.requests} requests decoded together for {_LEAST_WINDOW_S} s in {len(turns)} of {run} turns; "
+            f"at most {fullest:.0f} did"
         )
     decoding = [turn["median_decode_tpot_ms"] for turn in turns]
     return {

@@ -117,6 +117,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         loaded = json.loads(_read_text(path))
+        # Half of a surrogate pair, which JSON can spell and UTF-8 does not have, raises here.
+        json.dumps(loaded, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ConfigError("BAD_MODEL_FILE", f"{path} is not valid JSON: {error}.", "Fetch the file again.") from error
     if not isinstance(loaded, dict):
@@ -136,17 +138,10 @@ def _read_text(path: Path) -> str:
 
 def _token_variables(settings: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens by template variable: from tokenizer_config.json, or else
-    special_tokens_map.json. Raises ConfigError for half of a surrogate pair, which JSON can spell and UTF-8 does not
-    have."""
+    special_tokens_map.json."""
     variables = {}
     for name in TOKEN_VARIABLES:
         text = _token_text(settings.get(name)) or _token_text(special_map.get(name))
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise ConfigError(
-                "BAD_MODEL_FILE",
-                f"tokenizer_config.json or special_tokens_map.json: `{name}` holds half of a surrogate pair.",
-                "Fetch the files again.",
-            )
         if text:
             variables[name] = text
     return variables

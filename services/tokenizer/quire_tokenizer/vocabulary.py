@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
 
 # Ids are below this. The tables of a vocabulary have an entry for each id, so that one token with a huge id would fill
-# the memory. The largest vocabularies of published models have 262,144 tokens.
+# the memory. The largest vocabularies of published models have about a million tokens.
 MAX_VOCABULARY = 1 << 22
 _NO_TOKENS: frozenset[int] = frozenset()
 # A text that is encoded when a tokenizer is loaded.

@@ -202,6 +202,14 @@ TABLE = [
     chat("deep template arguments", "JSON_TOO_DEEP", "chat_template_kwargs", chat_template_kwargs={"a": nested(900)}),
     chat("a deep message", "JSON_TOO_DEEP", "messages", messages=[{"role": "user", "content": "a", "x": nested(900)}]),
     chat("a deep choice of tools", "JSON_TOO_DEEP", "tool_choice", tool_choice=nested(900)),
+    chat("a deep type of a tool", "JSON_TOO_DEEP", "tools[0].type", tools=[{"type": nested(900)}]),
+    Bad(
+        "a deep type of a server's tool",
+        "JSON_TOO_DEEP",
+        param="tools[0].type",
+        path="/v1/messages",
+        fields={"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [{"type": nested(900)}]},
+    ),
     chat("top_logprobs alone", "LOGPROBS_OFF", "top_logprobs", top_logprobs=2),
     chat(
         "contradiction",

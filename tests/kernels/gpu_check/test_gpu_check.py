@@ -158,7 +158,7 @@ class TestRowsThatFail:
                 raise RuntimeError("1 of 3 requests failed")
             names = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms")
             found = dict.fromkeys((*names, "median_decode_tpot_ms"), 2.0 + load.seed % 2)
-            return found | {"decode_window_concurrency": load.requests}
+            return found | {"decode_window_concurrency": load.requests, "decode_window_s": 1.0}
 
         monkeypatch.setattr(HttpLoad, "put", put)
         code, found = self.stage(6, tmp_path)

@@ -80,9 +80,8 @@ def _check_tool(tool: Any, name: str) -> str:
     if not isinstance(tool, dict):
         raise bad_type(name, tool, "an object")
     if tool.get("type") != "function":
-        raise InvalidArgument(
-            "BAD_TOOL", f"{name}.type is {str(tool.get('type'))[:50]!r}.", 'Send "function".', param=name
-        )
+        shown = json_text(f"{name}.type", tool.get("type"))[:50]
+        raise InvalidArgument("BAD_TOOL", f"{name}.type is {shown}.", 'Send "function".', param=name)
     function = tool.get("function")
     if not isinstance(function, dict):
         raise bad_type(f"{name}.function", function, "an object")

@@ -135,9 +135,10 @@ def _tools(tools: list[Any] | None) -> list[Any]:
         if not isinstance(tool, dict):
             raise bad_type(where, tool, "an object")
         if tool.get("type") not in (None, "custom"):
+            shown = json_text(f"{where}.type", tool["type"])[:50]
             raise Unsupported(
                 "UNSUPPORTED_FIELD",
-                f"{where}.type is {str(tool['type'])[:50]!r}, but this server does not run tools itself.",
+                f"{where}.type is {shown}, but this server does not run tools itself.",
                 "Send tools with a name and an input_schema.",
                 param=f"{where}.type",
             )

@@ -186,7 +186,6 @@ def _type_of(kind: Any, known: tuple[str, ...], param: str) -> str:
 def _one_of(value: Any, known: tuple[str, ...], param: str) -> str:
     """Return the value if it is one of `known`. Raises InvalidArgument, naming `param`, otherwise."""
     if value not in known:
-        raise InvalidArgument(
-            "BAD_VALUE", f"{param} is {str(value)[:50]!r}.", f"Choose one of {', '.join(known)}.", param=param
-        )
+        shown = json_text(param, value)[:50]
+        raise InvalidArgument("BAD_VALUE", f"{param} is {shown}.", f"Choose one of {', '.join(known)}.", param=param)
     return str(value)
