@@ -28,9 +28,9 @@ def table(record: dict[str, Any]) -> str:
     text = (
         f"The last run had {total['faults']} faults and {total['answers']:,} answers. It took"
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
-        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. After {total['kept']} faults,"
-        f" pages or leases were still held, or the services were not all up again. The test itself failed at"
-        f" {total['failed']} faults.\n\n"
+        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. The number of faults that left pages"
+        f" or leases held, or a service down, is {total['kept']}. The test program itself failed at {total['failed']}"
+        f" faults.\n\n"
         f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. If no router"
         f" logged such a fault, the longest pause of the streams counts instead. After 99 % of all faults, all streams"
         f" went on within {record['pause_p99_s']:.2f} s.\n"
