@@ -70,10 +70,10 @@ architectures names the test of this map:
 | transformers | As *converted*. In addition, transformers reads the file, and its results must match |
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
-All tests in this table compare logits and greedy tokens. They convert models in the same way as llama.cpp's converter.
-They take the names of tensors and keys from the Python package `gguf`. The order of matrix rows is written down in the
-tests, and follows llama.cpp's scripts. If an architecture has only the test *converted*, no other program has confirmed
-this order.
+All tests in this table compare logits and greedy tokens of Quire with those of transformers. To make GGUF files, the
+tests convert models in the same way as llama.cpp's converter. The tests take the names of tensors and keys from the
+Python package `gguf`. The order of matrix rows is written down in the tests, and follows llama.cpp's scripts. If
+*converted* is the only test of an architecture, no other program has confirmed this order.
 
 Quire refuses a GGUF file in these cases. The error names the cause:
 - The file's architecture is not in the table of [architectures](#architectures).
@@ -105,9 +105,9 @@ AFMoE models with experts. In this backend, the Python package transformers comp
 compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
 Quire refuses Qwen3-Next models with linear attention.
 
-Steps take longer in the Transformers backend than in Quire's own code, above all steps with few sequences. On a CPU
-with one thread, a step of the demo model with one sequence took 8 ms instead of 1 ms. A step with 64 sequences took 34
-ms instead of 23 ms ([log](../bench/LOG.md)).
+Steps take longer in the Transformers backend than in Quire's own code. Steps with few sequences slow down most. On a
+CPU with one thread, a step of the demo model with one sequence took 8 ms instead of 1 ms. A step with 64 sequences took
+34 ms instead of 23 ms ([log](../bench/LOG.md)).
 
 On a GPU, the worker makes the Transformers backend faster in two ways:
 - The worker replaces parts of the model by Quire's kernels: RMS norms, gated MLPs, linear layers, and rotations of
