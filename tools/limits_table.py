@@ -316,8 +316,9 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In the table, the logprobs per token include the token's own logprob. If a request has no"
-    yield f"`max_tokens`, each answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
+    yield "In the table, the logprobs per token include the token's own logprob. The last row needs the length of"
+    yield "the longest possible answer. If a request has no `max_tokens`, and the route has no default for it, the"
+    yield f"router takes at most {products.UNSAID_ANSWER_TOKENS:,} tokens as this length."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""

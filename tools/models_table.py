@@ -197,8 +197,11 @@ support. The worker then refuses the model before it reads the weights. Each err
 | `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
 | `TIED_HEAD_DIFFERS` | the config ties the output head to the embedding, but the weights have a separate output head |
 
-Quire does not support latent attention, recurrent layers, and vision and audio inputs. It also does not support OPT
-350M (other norms), StableLM 2 12B (a norm for each head), and MPT models with biases or without ALiBi.
+Quire does not support latent attention, recurrent layers, vision inputs or audio inputs. It also does not support these
+models:
+- OPT 350M, which has its norms after the blocks
+- StableLM 2 12B, which has a norm for each attention head
+- MPT models with biases or without ALiBi
 
 An old `config.json` of OLMo 3, for example from transformers 4, may have one rotary embedding (RoPE) for all layers
 instead of one for each type of layer. Releases of transformers read three kinds of these files in different ways, so
