@@ -349,8 +349,9 @@ def _lines() -> Iterator[str]:
         "[key file](../services/router/README.md#keys) |"
     )
     yield ""
-    yield "`--tokens-per-minute` limits the sum of the tokens of prompts, of answers, and of endpoints such as"
-    yield "`/tokenize`. If `truncate_prompt_tokens` cuts off a part of a prompt, this part counts too."
+    yield "`--tokens-per-minute` limits the sum of three numbers: the tokens of prompts, of answers, and of texts for"
+    yield "`/tokenize` and similar endpoints. If `truncate_prompt_tokens` cuts off a part of a prompt, this part counts"
+    yield "too."
     yield ""
     yield "## Cost classes"
     yield ""
