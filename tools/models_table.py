@@ -184,8 +184,9 @@ Transformers backend, we have run one Llama model and one Qwen3 model on a GPU.
 
 ## What is refused
 
-Even if the table has an architecture, the `config.json` of a model may ask for a computation that the worker does not
-support. The worker then refuses the model before it reads the weights. Each error names the field of `config.json`.
+The worker may refuse a model although the table of [architectures](#architectures) lists the model's architecture. This
+happens if the model's `config.json` asks for a computation that the worker does not support. The worker refuses the
+model before it reads the weights. Each error names the field of `config.json`.
 
 | error | cause |
 |---|---|
