@@ -34,6 +34,7 @@ _URL_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/\s]*(?=@)|([?&]password=)[^&\s]*"
 # columns of messages hold. Counts are int32.
 _MOST_BY_UNIT = {"_bytes": 2**50, "_ms": 2**31 - 1, "_s": 30 * 86_400}
 _MOST_COUNT = 2**31 - 1
+_MOST_YAML_DEPTH = 100
 
 
 def option(
@@ -241,7 +242,13 @@ def _config_file() -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML of plain values. Raises ValueError, whose text may quote the input, if the text is not such YAML."""
+    """Parse YAML of plain values. Raises ValueError, whose text may quote the input, if the text is not such YAML, or
+    has more than 100 brackets and braces that are open at once, which the parser reads in quadratic time."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MOST_YAML_DEPTH:
+            raise ValueError(f"it has more than {_MOST_YAML_DEPTH} open brackets")
     try:
         return yaml.safe_load(text)
     except Exception as error:  # YAMLError, and errors of constructors: a 13th month, `!!bool x`, deep nesting
