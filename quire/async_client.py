@@ -55,7 +55,8 @@ class AsyncClient:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
         """Generate a continuation, and return the whole of it in one RequestOutput, token ids included. `options` are
-        those of `generate`. Raises QuireError."""
+        those of `generate`. Raises InvalidArgument for an invalid prompt, the router's QuireError if it refuses or
+        fails the request, and Unavailable if it cannot be reached."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -76,7 +77,7 @@ class AsyncClient:
     ) -> RequestOutput:
         """Return the answer to a conversation. The tools and the choice among them have OpenAI's form. `separate`:
         whether reasoning and tool calls come apart from the text; None: if there are tools. `options` are those of
-        `generate`. Raises QuireError."""
+        `generate`. Raises the QuireErrors of `complete`."""
         prompt = ChatPrompt(
             messages,
             tools,
@@ -87,7 +88,8 @@ class AsyncClient:
         return await self.complete(prompt, sampling_params, **options)
 
     async def models(self) -> list[ModelCard]:
-        """Ask the router for the models that it serves, and return their ModelCards. Raises QuireError."""
+        """Ask the router for the models that it serves, and return their ModelCards. Raises the router's QuireError,
+        such as Unauthenticated, and Unavailable if it cannot be reached."""
         try:
             answer = await self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:

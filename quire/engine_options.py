@@ -284,7 +284,8 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
 
 def _spell(option: EngineOption, value: Any) -> str | bool:
     """Return the value for the service's flag: a bool for a switch, JSON for a dict, commas between the items of a
-    list, else text. Numbers are converted to the unit of the service's option. Raises InvalidArgument."""
+    list, else text. Numbers are converted to the unit of the service's option. Raises InvalidArgument for a switch
+    whose value is no bool, and for a value to convert that is not a number."""
     if option.switch:
         if not isinstance(value, bool):
             raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)

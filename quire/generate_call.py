@@ -125,7 +125,7 @@ class GenerateCall:
         )
 
     def more(self) -> bool:
-        """Note that the stream has ended without an error. Returns False if the answer is complete. Otherwise makes
+        """Call when the stream has ended without an error. Returns False if the answer is complete. Otherwise makes
         `request` resume the next unfinished choice and returns True: the caller must send it."""
         if self._current is None or not self._left:
             return False
@@ -136,9 +136,9 @@ class GenerateCall:
         """Decide on a stream that broke with `error`. Returns the seconds to wait before `request` is sent; raises the
         error if the call must not be sent again.
 
-        After the first response, `request` resumes the first choice that has not ended. Before it, the unchanged call
-        is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the router had
-        `begun` it.
+        After the first response, `request` resumes the first choice that has not ended. Before the first response, the
+        unchanged call is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the
+        router had `begun` it.
 
         Raises the typed error for other codes, `reconnect_s` after the last response, if all choices have ended, and
         for answers that arrive all at once. Raises `client_closed` if the connection broke because the client is
@@ -191,8 +191,8 @@ class GenerateCall:
 
     def _usage(self, usage: Usage | None) -> Usage | None:
         """Return the usage to pass on. In an unbroken stream, this is `usage` itself. If choices are resumed one by
-        one, it is None until the last choice has ended. Then it has the prompt's numbers of the first usage, and the
-        completion tokens of all choices."""
+        one, the result is None until the last choice has ended. Then the result has the prompt's numbers of the first
+        usage, and the completion tokens of all choices."""
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage

@@ -113,7 +113,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Return answers to one conversation, or to each of several, in order. The model's chat template renders them,
-        or `chat_template` if the tokenizers allow it. Sampling and failures are as in `generate`."""
+        or `chat_template` if the tokenizers allow it. `tools` are in OpenAI's form. `continue_final_message`: the
+        answer continues the last message. Sampling, the bar of `use_tqdm` and failures are as in `generate`."""
         single = all(isinstance(message, Mapping) for message in messages)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [

@@ -25,7 +25,8 @@ def find_model(
     takes precedence. `revision` and `download_dir` (the cache) are for names of the hub. Without `fetch`, a name of the
     hub whose model is not in the cache is returned unchanged, and the services look for it.
 
-    Raises NotFound, Unavailable for a model that cannot be downloaded, and the errors of `find_hub_model`.
+    Raises NotFound if there is no such path or name, or no demo model, Unavailable if a model of the catalogue cannot
+    be downloaded, and the errors of `find_hub_model`.
     """
     if model is not None:
         path = Path(model).expanduser().absolute()
@@ -76,7 +77,7 @@ def is_conversational(path: str) -> bool:
 
 
 def named_model(name: str) -> CatalogModel:
-    """Return the catalogue's model of this name. Raises NotFound, with the known names."""
+    """Return the catalogue's model of this name. Raises NotFound, with the known names, if there is none."""
     if name not in CATALOG:
         raise NotFound(
             "MODEL_NOT_FOUND", f"No model is called {name}.", f"Known names: {', '.join(CATALOG)}.", param="model"
@@ -86,7 +87,8 @@ def named_model(name: str) -> CatalogModel:
 
 def pull_with_bar(model: CatalogModel) -> Path:
     """Return the path of the catalogue model's file; download it first unless it is there. A bar on standard error
-    shows the download, or one line if that is not a terminal. Raises Unavailable."""
+    shows the download, or one line if that is not a terminal. Raises Unavailable if the model cannot be downloaded or
+    is damaged."""
     there = fetched(model)
     if there is not None:
         return there

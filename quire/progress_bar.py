@@ -88,8 +88,8 @@ class ByteBar:
 
 
 def make_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Bar | None:
-    """Return a bar for `total` prompts. `use_tqdm` is as in vLLM: True for Quire's own bar, False for none (None), or a
-    function that makes a bar (tqdm.tqdm)."""
+    """Return a bar for `total` prompts. `use_tqdm` is as in vLLM: True for Quire's own bar, False for no bar (the
+    result is None), or a function that makes a bar (tqdm.tqdm)."""
     if callable(use_tqdm):
         bar: Bar = use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
         return bar

@@ -68,9 +68,9 @@ class Parameter:
 
     @property
     def engine_low(self) -> float:
-        """Return the least value that an engine accepts: `least` if it is set, the next float above `low` if `low`
-        is refused, else `low`. For a limit it is at least 0, since a negative limit means none and is not sent to
-        engines."""
+        """Return the least value that an engine accepts: `least` if it is set, the next float above `low` if `low` is
+        refused, else `low`. For a parameter of the group "limit", the result is at least 0, since a negative limit
+        means none and is not sent to engines."""
         if self.least is not None:
             return self.least
         if self.above_low:

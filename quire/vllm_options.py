@@ -44,7 +44,8 @@ class VllmOption:
 def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
     """Return Quire's options, by name, for the value of an option of vLLM. The result is empty if the option has no
     effect, or the value asks for Quire's normal behaviour. `spelled` is the user's spelling, for errors. Raises
-    InvalidArgument for a switch that is no bool, and Unsupported with the reason."""
+    InvalidArgument for a switch that is no bool, and Unsupported, with the reason, for a value that Quire cannot
+    follow; also the errors of the option's own translation."""
     if option.switch and _plain(value) not in ("true", "false"):
         raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
     if option.accepted or _plain(value) in option.neutral:

@@ -121,6 +121,8 @@ def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
 
 
 def _bad(path: Path, number: int, cause: str) -> InvalidArgument:
+    """Return the error for line `number` of the file of requests; `cause` continues the sentence "Line N of FILE
+    ..."."""
     return InvalidArgument(
         "BAD_BATCH_LINE", f"Line {number} of {path} {cause}.", f"Endpoints: {', '.join(ENDPOINTS)}; method POST."
     )

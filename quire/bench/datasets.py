@@ -72,7 +72,8 @@ def trace_requests(
     """Return requests made from the first `count` lines of a Mooncake trace (timestamp in ms, input_length,
     output_length, hash_ids). Equal hash ids give equal blocks of 512 tokens. Arrival times count from the first line;
     `speed` 2 replays twice as fast. `most_input` and `most_output` limit lengths (0: no limit), for models with a
-    shorter context. Raises InvalidArgument for a malformed line, and NotFound."""
+    shorter context. `words`: prompts are words, not token ids. Raises InvalidArgument for a malformed line, and
+    NotFound if the file cannot be read."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):
@@ -93,8 +94,8 @@ def trace_requests(
 
 def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
     """Return `count` requests from JSON lines with `prompt` and optionally `output_tokens` (default: `output_len`). The
-    lines are repeated until there are enough. Raises InvalidArgument for a line without a prompt or an empty file, and
-    NotFound."""
+    lines are repeated until there are enough. Raises InvalidArgument for a malformed line or an empty file, and
+    NotFound if the file cannot be read."""
     found = []
     for number, line in _lines(path):
         prompt = line.get("prompt")
@@ -110,8 +111,8 @@ def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest
 
 
 def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the object of each JSON line. Raises NotFound if the file cannot be read, and
-    InvalidArgument for a line that is not an object."""
+    """Yield the number and the object of each JSON line; blank lines are skipped. Raises NotFound if the file cannot be
+    read, and InvalidArgument for a line that is not an object."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

@@ -61,8 +61,8 @@ class Load:
 
     async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
         """Send each request at its time, and return the outcomes in the order of these times. `begin_s` is the start of
-        the plan, by `perf_counter`. At `max_concurrency`, a request and all after it wait until one ends. Garbage
-        collection is off meanwhile."""
+        the plan, by `perf_counter`. While `max_concurrency` requests are under way, the next request and all after it
+        wait. Garbage collection is off meanwhile."""
         tasks: list[asyncio.Task[Outcome]] = []
         gc.collect()
         gc.disable()

@@ -86,7 +86,7 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def _head(self, data: bytes) -> bytes:
-        """Read the answer's head from `data` and what was left before. Notes the status, whether the connection stays
+        """Read the answer's head from `data` and what was left before. Stores the status, whether the connection stays
         open, and how the body ends: in chunks, by its length, or with the connection. Returns the bytes after the head;
         empty while the head is incomplete. Raises ValueError or IndexError for a malformed head."""
         data = self._rest + data

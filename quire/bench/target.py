@@ -52,7 +52,7 @@ class Target:
 
     async def connect(self) -> StreamConnection:
         """Open a new connection, by TLS if the URL says so; with `insecure`, any certificate is accepted. Raises
-        OSError, and InvalidArgument for a malformed base URL."""
+        OSError if the connection fails, and InvalidArgument for a malformed base URL."""
         host, port, secure = self.place
         context: ssl.SSLContext | None = None
         if secure:
@@ -67,7 +67,8 @@ class Target:
 
     def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
         """Return one HTTP/1.1 POST request, head and body, for a streamed answer with usage of at most `output_len`
-        tokens. For chat, the prompt is the user's message. `body` has further fields, which win."""
+        tokens. For chat, the prompt is the user's message. The target's `body` has further fields, which take
+        precedence."""
         fields: dict[str, Any] = {
             "model": self.model,
             "stream": True,

@@ -57,8 +57,8 @@ class Plan:
 
 def plan(gpu: Gpu, model: ModelSizes, load: Load) -> Plan:
     """Return the plan with the fewest replicas: it takes the batch size with which one replica keeps the limits at the
-    highest rate. Raises FailedPrecondition if the model does not fit on the GPU, or a request does not fit into the
-    context. So it does if one request alone exceeds a limit, or no batch size keeps the limits."""
+    highest rate. Raises FailedPrecondition if there is none: the model does not fit on the GPU, a request does not fit
+    into the context, one request alone exceeds a limit, or no batch size keeps the limits."""
     speed = SpeedModel(gpu, model)
     kv_tokens = _kv_tokens(gpu, model, load)
     _check_alone(speed, load)
@@ -146,6 +146,7 @@ def _latencies(speed: SpeedModel, load: Load, batch: int, busy: float) -> tuple[
 
 
 def _impossible(cause: str) -> FailedPrecondition:
+    """Return the error NO_PLAN, with this cause."""
     return FailedPrecondition(
         "NO_PLAN", f"There is no plan: {cause}.", "Relax the limits, or choose a larger GPU or a smaller model."
     )

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler_pb2.SetRoleResponse:
     """Ask a scheduler to take a role, wait for its answer, and return it. Requests that the role is not meant for have
-    `timeout_s` to end; those left then go elsewhere. Raises the typed error."""
+    `timeout_s` to end; those left then go elsewhere. Raises the scheduler's typed error, or Unavailable if it does not
+    answer."""
     import grpc
 
     from quire.local.service_tls import sync_channel
@@ -100,12 +101,15 @@ def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
 
 
 def _row(load: scheduler_pb2.Load | None) -> list[str]:
+    """Return the cells of a replica's row: role, running and waiting requests, open transfers. None, for a scheduler
+    that did not answer, gives "no answer" and empty cells."""
     if load is None:
         return ["no answer", "", "", ""]
     return [load.role, *map(str, (load.running, load.waiting, load.open_transfers))]
 
 
 def _address(state: StackState, name: str) -> str:
+    """Return the local address of the member's gRPC port."""
     from quire.local.spec import LOOPBACK
 
     return f"{LOOPBACK}:{state.services[name].port}"

@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the requests that have no good answer in the output file, to a server or, with --model, to a stack started
     for them. Print the counts to standard error. Returns exit code 0 if every request has its answer, else 1. Raises
-    InvalidArgument for bad numbers or files."""
+    InvalidArgument for bad numbers or lines, NotFound for an input file that cannot be read, and the errors of
+    `_base_url`, or of finding the model and starting the stack."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
     from quire.errors import InvalidArgument

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the stack in the background, show its progress until it is ready, and print its addresses. The HTTP port is
     --port, or 8000 if that is free, or any free one. With --no-detach, serve in the foreground instead. Returns the
-    exit code; raises StartFailed."""
+    exit code. Raises StartFailed if the stack does not get ready, and the errors of `stack_spec`."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.welcome import print_welcome
     from quire.cli.serve import serve

@@ -30,8 +30,8 @@ def check_cores() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Report how much memory is available now, and warn if it is less than 2 GiB. On a system without /proc/meminfo it
-    is ok, and unknown."""
+    """Report how much memory is available now, and warn if it is less than 2 GiB. On a system without /proc/meminfo,
+    the finding is ok, and says that the memory is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         facts = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
@@ -81,7 +81,7 @@ def check_files() -> Finding:
 
 def check_clock() -> Finding:
     """Warn of a clock that jumps by more than 10 ms within 50 ms, or that is not synchronized. Deadlines travel as
-    wall-clock times between machines. If the kernel does not say whether NTP keeps the clock, that is ok."""
+    wall-clock times between machines. If the kernel does not say whether NTP keeps the clock, the finding is ok."""
     before_s = time.time() - time.monotonic()
     time.sleep(0.05)
     jump_s = abs(time.time() - time.monotonic() - before_s)

@@ -48,11 +48,16 @@ StartProgress = Callable[[], Progress]
 
 def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool = False) -> Path:
     """Return the folder or the GGUF file of a model of the hub. Download the model first if the cache lacks any file.
+    `start_progress` is called when a download begins, and returns a function that is told the bytes downloaded and the
+    bytes in all.
 
     A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
     the cache. If the download fails, a cached folder with config.json and weights is returned; the tokenizer may be
-    missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights. Raises NotFound,
-    PermissionDenied, Unsupported or InvalidArgument, and Unavailable if the model cannot be downloaded.
+    missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights.
+
+    Raises NotFound for an unknown repository, revision or weight file, PermissionDenied for a gated repository, and
+    Unsupported if no weights are in a known format. Raises InvalidArgument if several GGUF models match, and
+    Unavailable if the model cannot be downloaded.
     """
     cached_path = find_cached_model(model, tokenizer_only=tokenizer_only)
     if cached_path is not None:
@@ -77,8 +82,9 @@ def _has_weights(folder: Path) -> bool:
 def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
     """Download the model's missing files into the hub's cache. Returns the snapshot's folder, or the GGUF file in it.
     config.json comes after the other metadata, and the weights last, so that a model whose weights are in the cache is
-    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF. `progress` covers the weights. Raises
-    typed errors."""
+    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF. The function of `start_progress` is
+    told the bytes of weights downloaded and in all. Raises the errors of `_typed_errors`, `_no_weights_error` and
+    `select_weight_files`."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi

@@ -81,6 +81,7 @@ def main() -> int:
 
 
 def _await_owner(loop: asyncio.AbstractEventLoop, supervisor: Supervisor) -> None:
+    """Run in a thread: read standard input until the owner closes it, then ask the supervisor to stop."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     with suppress(RuntimeError):  # the loop has ended already

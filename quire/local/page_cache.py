@@ -32,7 +32,8 @@ def pages_folder(name: str, *, lasting: bool) -> Path:
 
 def kvstore_environment(name: str, *, lasting: bool) -> dict[str, str]:
     """Return the variables that tell the kvstore where to keep pages on disk, and how many bytes: 8 GiB, but 2 GiB of
-    the disk stay free. They are defaults, which the user's own variables and flags override."""
+    the disk stay free. `lasting`: the pages outlive the stack (see `pages_folder`). The variables are defaults, which
+    the user's own variables and flags override."""
     return {
         "QUIRE_KVSTORE_DISK_PATH": str(pages_folder(name, lasting=lasting)),
         "QUIRE_KVSTORE_DISK_BYTES": str(DISK_BYTES),

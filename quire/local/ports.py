@@ -36,6 +36,8 @@ class HeldPorts:
         self._sockets.close()
 
     def _hold(self, host: str, port: int) -> int:
+        """Bind a socket to the port (0: any free one), without listening, and hold it until `close`. Returns the port's
+        number. Raises OSError if it cannot be bound."""
         holder = self._sockets.enter_context(_reusable(host))
         holder.bind((host, port))
         return int(holder.getsockname()[1])
@@ -62,6 +64,8 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _reusable(host: str) -> socket.socket:
+    """Return a new TCP socket for the host's address family, with SO_REUSEADDR, so that a server may bind the same
+    port."""
     candidate = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return candidate

@@ -98,7 +98,7 @@ class PrivateNetwork:
 
     def _build(self) -> None:
         """Make the switch, a cable from it to each member and one to this machine, and give each end its address and
-        bring it up. Raises FailedPrecondition."""
+        bring it up. Raises FailedPrecondition if a command fails."""
         here = f"/proc/{os.getpid()}/ns/net"
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         lines += [f"link add up0 type veth peer name {self._uplink} netns {here}", "link set up0 master br0 up"]
@@ -140,6 +140,8 @@ class PrivateNetwork:
 
 
 def _find(tool: str) -> str:
+    """Return the path of a program, also from the folders for administrators. Raises FailedPrecondition if it is not
+    installed."""
     found = shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if found is None:
         raise FailedPrecondition("NO_NAMESPACES", f"Network namespaces need {tool!r}, a program.", _FIX)
@@ -148,7 +150,7 @@ def _find(tool: str) -> str:
 
 def _new_namespace() -> int:
     """Make an empty network namespace, and return its descriptor. A separate thread makes it, since each thread has its
-    own namespaces. Raises FailedPrecondition."""
+    own namespaces. Raises FailedPrecondition if the kernel refuses."""
     made: list[int] = []
     thread = threading.Thread(target=_unshare, args=(made,), name="namespace")
     thread.start()

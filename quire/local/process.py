@@ -73,6 +73,7 @@ class ChildProcess:
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, unless it was reaped."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._popen.pid, number)
@@ -85,6 +86,7 @@ class ChildProcess:
             self._loop.call_soon_threadsafe(self._reap)
 
     def _reap(self) -> None:
+        """Kill what is left of the child's process group, take the child's exit code, and set `exited`."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)  # what the child left behind of its group
         self._popen.wait()

@@ -74,8 +74,9 @@ class Rolling:
             self._tell(f"{', '.join(turn.members)}: restarted in {time.monotonic() - began:.1f} s")
 
     def _end(self, name: str, service: ServiceState) -> None:
-        """Send SIGTERM to a member's process, wait until it has drained and ended, and kill it after `limit_s`, which
-        `tell` hears. If the process has ended already, ask the supervisor by SIGHUP to start another."""
+        """Send SIGTERM to a member's process, and wait until it has drained and ended. After `limit_s`, kill the
+        process, and tell so by a line to `tell`. If the process has ended already, ask the supervisor by SIGHUP to
+        start another."""
         process = service.process
         if not process.signal(signal.SIGTERM):
             # It is down already, and its supervisor may have given it up: SIGHUP is another chance.

@@ -166,7 +166,8 @@ class Roster:
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
         """Start a process of the member with its command line, environment, stack mark and log, and enter it in the
-        state as `starting`. Members other than workers run at a lower priority."""
+        state as `starting`. Members other than workers run at a lower priority. `again`: append to the log of the
+        member's earlier process. `restarts` is the number of its restarts."""
         environment = {**self._spec.environment(name), MARK_VARIABLE: self.state.stack_id}
         command = self._spec.command(name, self._ports)
         niceness = 0 if service_of(name) == "worker" else NICENESS
@@ -181,8 +182,8 @@ class Roster:
 
     def _progress(self, name: str, phase: str, share: float = -1.0, detail: str = "") -> None:
         """Report a member's progress. If phase or detail has changed, write it to the state file and send an event.
-        Otherwise send an event at most every 0.1 s, or if the phase is complete. Does nothing when the member is
-        ready."""
+        Otherwise send an event at most every 0.1 s, or if the phase is complete. Does nothing when the member is ready.
+        `share` is the progress within the phase, from 0 to 1 (-1: unknown)."""
         state = self.state.services[name]
         if state.phase == "ready":
             return  # a last word of the loading that came late

@@ -137,8 +137,8 @@ class StackSpec:
         return replace(self, hosts=network.hosts, commands=inside)
 
     def host_of(self, member: str) -> str:
-        """Return the address on which the member listens; `http` is the router's HTTP port. It is the member's address
-        in the network, if any, else `host` for the router and 127.0.0.1 for others."""
+        """Return the address on which the member listens; `http` is the router's HTTP port. The address is the member's
+        in the network, if there is one, else `host` for the router and 127.0.0.1 for others."""
         if member in ("router", "http"):
             return self.hosts.get("router", self.host)
         return self.hosts.get(member, LOOPBACK)
@@ -249,6 +249,7 @@ def _numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def _flag(name: str, value: str | bool) -> str:
+    """Return a command-line flag: `--name` or `--no-name` for a bool, `--name=value` for a text."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name}={value}"

@@ -35,9 +35,11 @@ def api_key(args: argparse.Namespace) -> str | None:
 
 
 def find_server(args: argparse.Namespace) -> tuple[str, str | None, str | None]:
-    """Return the gRPC address of the selected Quire, the PEM authority of its certificate (None: no TLS) and the name
-    in the certificate (None: the address's host). The Quire is the one at --address, or the running stack called
-    --name. Raises FailedPrecondition if no such stack runs, or if no option says how to verify the certificate."""
+    """Return the selected Quire's gRPC address, the path of the PEM file with its authority (None: no TLS), and the
+    name in its certificate (None: the address's host). With --address, path and name are those of --tls-ca and
+    --tls-server-name; without --tls-ca, no TLS is used. Otherwise, the running stack called --name is selected. If this
+    stack serves TLS and --tls-ca is not given, path and name are those of its own TLS folder. Raises FailedPrecondition
+    if no such stack runs, or it serves TLS without such a folder."""
     from quire.local.service_tls import PUBLIC_CA, PUBLIC_NAME
     from quire.local.state import StateDirectory
 

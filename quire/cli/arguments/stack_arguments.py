@@ -86,9 +86,10 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
-    """Return the spec of the stack that the flags describe, with the path of its model. First the flags are checked;
-    then the model (default: the catalogue's) is downloaded if needed, unless `fetch` is false. Raises typed errors for
-    bad flags, for a missing model, for an incomplete TLS folder, and for credentials that would admit everybody."""
+    """Return the spec of the stack that the flags describe, with the path of its model and this HTTP port. First the
+    flags are checked; then the model (default: the catalogue's) is downloaded if needed, unless `fetch` is false.
+    `owned`: the stack ends with the process that starts it. Raises InvalidArgument or Unsupported for bad flags, an
+    incomplete TLS folder, and credentials that would admit everybody, and the errors of `find_model`."""
     for key in args.api_key:
         _check_api_key(key)
     if args.tls_folder:

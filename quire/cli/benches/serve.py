@@ -78,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Wait for the server, send the load at the times of the data set or of --request-rate, and print vLLM's table.
     Flags may ask for warm-up requests before, a result file and an SVG plot. Returns the exit code: 1 if no request
-    succeeded. Raises typed errors for bad flags or a server that does not answer."""
+    succeeded. Raises InvalidArgument for bad flags, NotFound for a data set that cannot be read, and Unavailable if the
+    server does not answer."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts

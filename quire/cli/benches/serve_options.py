@@ -18,7 +18,8 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 def make_options(args: argparse.Namespace) -> ReportOptions:
     """Check the numbers among the flags, and return the options of the report: metrics, percentiles, goodput limits,
-    details. Raises InvalidArgument."""
+    details. Raises InvalidArgument for a number out of range, an unknown metric, and a percentile or limit that is not
+    a number."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
@@ -42,8 +43,9 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
-    or for its vocabulary, if no flag gives it. Raises typed errors for a malformed URL, or a server that cannot be
-    reached."""
+    or for its vocabulary, if no flag gives it. Raises InvalidArgument for a malformed URL or a tokenizer's folder
+    without its vocabulary's size. Raises Unavailable if the server does not answer, and FailedPrecondition if no server
+    is named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -77,7 +79,8 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
 
 def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
     """Return the requests of the data set that the flags name: random, trace, or custom; for chat, prompts are words.
-    Raises InvalidArgument for a missing, empty or malformed file."""
+    Token ids are below `vocabulary`. Raises InvalidArgument for a missing, empty or malformed file, and NotFound for
+    one that cannot be read."""
     if args.dataset_name == "random":
         lengths = RandomLengths(
             args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len

@@ -117,7 +117,8 @@ def _named(common_name: str) -> x509.Name:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """Return an IP address, or else a DNS name. Raises InvalidArgument."""
+    """Return the host as an IP address, or else as a DNS name. Raises InvalidArgument if it is neither, as a name with
+    characters beyond ASCII."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

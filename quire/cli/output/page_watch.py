@@ -33,8 +33,9 @@ class PageWatch:
         self._page_bytes = _page_bytes(f"{spec.reached_at(scheduler)}:{state.services[scheduler].port}")
 
     def flow(self, tokens: int, timings: Sequence[HopTiming], first_ms: float, second_ms: float) -> PageFlow:
-        """Return the page flow of the request that has just ended. It is computed from the request's timings, and from
-        the increase of the workers' metrics since the last call."""
+        """Return the page flow of the request that has just ended, from its timings, and from the increase of the
+        workers' metrics since the last call. `tokens` is the prompt's length; `first_ms` is the time to the first
+        token, and `second_ms` the time from it to the second."""
         apart, pull = find(timings, "prefill worker", "prefill"), find(timings, "transfer", "pull")
         own = find(timings, "worker", "decode") or find(timings, "scheduler", "queue")
         decode = own.instance if own is not None else ""

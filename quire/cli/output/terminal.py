@@ -55,8 +55,8 @@ def print_error(error: QuireError) -> None:
 
 
 def refuse_rest(rest: Sequence[str], known: Iterable[str]) -> None:
-    """Raise the error for arguments that the parser did not know, with a guess at what was meant. Does nothing if there
-    are none."""
+    """Raise InvalidArgument for arguments that the parser did not know (`rest`), with a guess at what was meant, among
+    the `known` names and the engine's options. Does nothing if there are none."""
     if rest:
         from quire.engine_options import unknown_option
 

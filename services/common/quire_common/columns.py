@@ -22,6 +22,7 @@ MAX_U32 = 2**32 - 1
 
 
 def _none_of(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an empty, read-only column."""
     none: NDArray[Any] = np.empty(0, dtype)
     none.setflags(write=False)
     return none

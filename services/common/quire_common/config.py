@@ -165,7 +165,7 @@ def _read_secret_files(
     values: dict[str, tuple[Any, str]], fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> None:
     """For each option that names the file of a secret, set the secret to the content of that file, in `values`. Raises
-    ConfigError, also where a secret and its file are both given."""
+    ConfigError if a file cannot be read or is empty, or if a secret and its file are both given."""
     for name, field in fields.items():
         path, source = values.get(name, ("", ""))
         secret = field.metadata.get("file_of")
@@ -309,7 +309,7 @@ def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, f
 
 def _parse(raw: Any, hint: Any) -> Any:
     """Convert text, or a value from YAML, to the type: bool, int, float, tuple of texts (comma separated) or text. An
-    empty value of an optional type is None. Raises ValueError or TypeError."""
+    empty value of an optional type is None. Raises ValueError or TypeError for a value that is none of that type."""
     if isinstance(hint, types.UnionType):
         if raw is None or raw == "":
             return None

@@ -269,6 +269,7 @@ def from_message(message: common_pb2.RequestError) -> QuireError:
 
 
 def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    """Pack a detail of an error into a protobuf Any."""
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

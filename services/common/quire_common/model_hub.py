@@ -35,7 +35,8 @@ def resolve_model(
     tokenizer_only: bool = False,
     progress: Callable[[int, int], None] = _ignore_progress,
 ) -> str:
-    """Return the path of a model. Blocks, and raises ConfigError.
+    """Return the path of a model; blocks while it downloads. Raises ConfigError, with `param` as the option, if the
+    name is malformed, or the model cannot be found or downloaded.
 
     A path, or a text that is no name of the hub, is returned as it is. For a name of the hub, the result is the folder
     or GGUF file in the hub's cache. The model is downloaded first if files are missing. With `tokenizer_only`, weights
@@ -45,6 +46,7 @@ def resolve_model(
         return name
 
     def start_progress() -> Callable[[int, int], None]:
+        """Log that the download begins, report 0 of 0 bytes, and return `progress`."""
         log.info("downloading", model=name, revision=revision or "main")
         progress(0, 0)
         return progress

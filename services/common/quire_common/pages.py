@@ -142,7 +142,7 @@ class PageRun:
         return PageKey(self.namespace, self.hashes[index], self.group)
 
     def keys(self) -> tuple[PageKey, ...]:
-        """All keys; raises InvalidArgument."""
+        """All keys; raises InvalidArgument if a part of one is malformed."""
         return tuple(PageKey(self.namespace, digest, self.group) for digest in self.hashes)
 
 
@@ -363,6 +363,7 @@ def _covered(head: Buffer) -> bytes:
 
 
 def _checksum(head: Buffer, body: Buffer) -> int:
+    """Return the XXH3-64 of a header's bytes and a page's body in a row."""
     state = xxhash.xxh3_64(head)
     state.update(body)
     return int(state.intdigest())

@@ -241,7 +241,8 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
-    """Decode and check the sampling parameters. Raises InvalidArgument or TooLarge that names the parameter."""
+    """Decode and check the sampling parameters. Raises InvalidArgument or TooLarge, which name the parameter, as
+    `check_sampling` does."""
     check_names(message.logits_processors)  # before a tuple of millions is made
     sampling = Sampling(
         **_NUMBERS.from_pb(message),

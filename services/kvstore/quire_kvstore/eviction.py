@@ -57,6 +57,7 @@ class LruPolicy:
         return iter(self._order)
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
+        """Add a page as the one used last; a held one is not evicted before `release`."""
         if held:
             self._held.add(key)
         else:
@@ -78,12 +79,14 @@ class LruPolicy:
         self.use(key)
 
     def discard(self, key: PageKey) -> None:
+        """Forget a page, held or not. Raises KeyError for an unknown page."""
         if key in self._held:
             self._held.remove(key)
         else:
             del self._order[key]
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
+        """Evict the least recently used page that is neither held nor spared, and return it; None if there is none."""
         victim = next((key for key in self._order if key not in spared), None)
         if victim is not None:
             del self._order[victim]
@@ -127,8 +130,8 @@ class ArcPolicy:
         yield from self._frequent
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """Add a new page. One that comes back soon after its eviction joins the frequent queue, and the queue that it
-        was evicted from gets a larger share of the room."""
+        """Add a new page; a `held` one is not evicted before `release`. One that comes back soon after its eviction
+        joins the frequent queue, and the queue that it was evicted from gets a larger share of the room."""
         recent, frequent = self._recent_ghosts, self._frequent_ghosts
         queue = self._recent
         if key in recent:

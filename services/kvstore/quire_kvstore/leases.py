@@ -64,7 +64,7 @@ class LeaseTable(Generic[H]):
         return min(lease_ms or self._default_ms, self._max_ms)
 
     def require_room(self) -> None:
-        """Raise Overloaded where no further lease may be granted."""
+        """Raise Overloaded if the table holds `limit` leases, so that no further one may be granted."""
         if len(self._leases) >= self._limit:
             raise Overloaded(
                 "TOO_MANY_LEASES",

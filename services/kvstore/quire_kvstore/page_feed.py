@@ -98,7 +98,8 @@ class PageFeed:
     def publish(
         self, stored: Sequence[PageKey] = (), parents: Sequence[bytes] = (), removed: Sequence[PageKey] = ()
     ) -> None:
-        """Add a numbered change to the tail and wake all watchers. Does nothing if the change is empty."""
+        """Add a numbered change to the tail and wake all watchers. Does nothing if the change is empty. `parents[i]` is
+        the hash of the page before `stored[i]` in its run, or empty."""
         if stored or removed:
             with self.changed:
                 self.sequence += 1

@@ -104,7 +104,7 @@ class PageStore:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
         lower tiers. Returns its length and the lease that holds it (None if nothing was found). Without `pin`, only
         count the leading pages that this instance holds: no lease, no wait, no count of hits. While the store drains,
-        nothing is found. Raises Overloaded, TooLarge."""
+        nothing is found. Raises TooLarge for more than `max_keys` pages, Overloaded if there are too many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -142,7 +142,7 @@ class PageStore:
     @contextlib.contextmanager
     def sendable_page(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
         """Context manager: yield a pinned page that is to go over a network, after adding its MAC if there is a MAC
-        key; see `page_view`. Raises NotFound."""
+        key. The page stays in place, and NotFound is raised, as in `page_view`."""
         with self.page_view(lease_id, index) as framed:
             if self._mac is not None:
                 authenticate_page(*split_page(framed), self._mac)
@@ -151,7 +151,7 @@ class PageStore:
     @contextlib.contextmanager
     def page_view(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
         """Context manager: yield the framed bytes of a pinned page, which stay in place meanwhile, even if the lease
-        ends. Raises NotFound."""
+        ends. Raises NotFound if the lease is unknown, has expired or is a put's."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
             self._ram.acquire_page(page)
@@ -164,7 +164,8 @@ class PageStore:
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
         """Return whether a pinned page matches its key and checksum. A damaged page is dropped and counted, and
-        watchers are told. If only its MAC is wrong, the MAC is computed again. Raises NotFound."""
+        watchers are told. If only its MAC is wrong, the MAC is computed again. Raises NotFound if the lease is unknown,
+        has expired or is a put's."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
@@ -177,7 +178,8 @@ class PageStore:
         return intact
 
     def page_locations(self, lease_id: bytes) -> tuple[Lease[PinnedPages | Put], list[int], list[int]]:
-        """Return a lookup's lease, and the arena offset and the generation of each of its pages. Raises NotFound."""
+        """Return a lookup's lease, and the arena offset and the generation of each of its pages. Raises NotFound if the
+        lease is unknown, has expired or is a put's."""
         with self._lock:
             pages = self._find_pinned(lease_id).pages
             generations = [self._ram.generation(page) for page in pages]
@@ -185,7 +187,7 @@ class PageStore:
 
     def readable_indices(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
         """Check the indices of a lease's pages that a read asks for, and return them; if none is given, return those of
-        all the lease's pages. Raises NotFound, and InvalidArgument for an index out of range."""
+        all the lease's pages. Raises NotFound as `page_view` does, and InvalidArgument for an index out of range."""
         with self._lock:
             count = len(self._find_pinned(lease_id).pages)
         for index in indices:
@@ -212,7 +214,8 @@ class PageStore:
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
         if it is here, if another put brings it, or if no room can be made. While the store drains, none is wanted.
-        Raises InvalidArgument, TooLarge, Overloaded."""
+        Raises InvalidArgument for a page named twice, TooLarge for too many pages or a bad page size, and Overloaded if
+        there are too many leases."""
         keys = self._keys(run)
         with self._lock:
             self._expire()
@@ -230,8 +233,8 @@ class PageStore:
             return PutOffer(wanted, self._leases.grant(put, lease_ms), admitted)
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
-        """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`. Raises NotFound,
-        InvalidArgument."""
+        """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`. Raises NotFound if the lease is
+        unknown, has expired or is a lookup's. Raises InvalidArgument for a longer part, and as `Put.begin` does."""
         part = memoryview(data)
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
@@ -245,14 +248,14 @@ class PageStore:
         return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
-        """Return how many of a put's pages have come whole. Raises NotFound."""
+        """Return how many of a put's pages have come whole. Raises NotFound as `write` does."""
         with self._lock:
             put = self._find_put(lease_id)
             return sum(put.complete(index) for index in put.offsets)
 
     def commit(self, lease_id: bytes) -> tuple[int, int]:
         """End a put and its lease: complete and intact pages become visible, the others are dropped. Returns the number
-        of visible pages and the number of dropped ones. Raises NotFound."""
+        of visible pages and the number of dropped ones. Raises NotFound as `write` does."""
         with self._lock:
             put = self._find_put(lease_id)
             self._leases.end(lease_id)
@@ -267,7 +270,7 @@ class PageStore:
             return None if lease is None else (lease.id, lease.key)
 
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
-        """Prolong a lease; returns its life in ms. Raises NotFound."""
+        """Prolong a lease; returns its life in ms. Raises NotFound if the lease is unknown or has expired."""
         with self._lock:
             return self._leases.renew(lease_id, lease_ms)
 
@@ -286,7 +289,8 @@ class PageStore:
 
     def open_watch(self, at: int = -1) -> Watcher:
         """Return a new watcher of a peer that knows all changes up to number `at`. With -1 the peer knows none: call
-        `snapshot` before `wait_for_changes`. In the end call `close_watch`. Raises Overloaded."""
+        `snapshot` before `wait_for_changes`. In the end call `close_watch`. Raises Overloaded if there are too many
+        watchers."""
         with self._lock:
             return self._feed.add_watcher(at)
 
@@ -398,12 +402,14 @@ class PageStore:
                 self._ram.unpin(lease.held.pages)
 
     def _find_pinned(self, lease_id: bytes) -> PinnedPages:
+        """Return the pages of a lookup's lease. Raises NotFound if it is unknown, has expired or is a put's."""
         held = self._leases.find(lease_id).held
         if isinstance(held, Put):
             raise NotFound("LEASE_UNKNOWN", "The lease is a put's.", "Look the pages up.", param="lease")
         return held
 
     def _find_put(self, lease_id: bytes) -> Put:
+        """Return the put of a lease. Raises NotFound if it is unknown, has expired or is a lookup's."""
         held = self._leases.find(lease_id).held
         if isinstance(held, PinnedPages):
             raise NotFound("LEASE_UNKNOWN", "The lease is a lookup's.", "Begin a put.", param="lease")

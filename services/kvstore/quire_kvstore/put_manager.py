@@ -118,7 +118,7 @@ class PutManager:
         """Context manager: yield memory for a part of a page, by default for all of it, which the caller fills. After
         the page's last byte the page is verified, and a corrupt one is counted. If the caller raises, the whole page
         counts as missing. A first part waits, at most `_WRITER_TIMEOUT_S`, for another stream that still writes the
-        page. Raises NotFound, InvalidArgument."""
+        page. Raises the NotFound of `find_put`, and the InvalidArgument of `Put.begin`."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):

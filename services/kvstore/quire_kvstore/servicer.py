@@ -84,11 +84,15 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         return response
 
     def Attach(self, request: kvstore_pb2.AttachRequest, context: grpc.ServicerContext) -> kvstore_pb2.AttachResponse:
+        """Return the data with which the holder of a lookup's lease can read its pages without gRPC (see
+        `_fill_access`)."""
         response = kvstore_pb2.AttachResponse(epoch=self._epoch)
         self._fill_access(response, request.lease)
         return response
 
     def Check(self, request: kvstore_pb2.CheckRequest, context: grpc.ServicerContext) -> kvstore_pb2.CheckResponse:
+        """Verify one page of a lookup's lease (see `PageStore.verify_page`), and return whether it is intact. Raises
+        InvalidArgument for an index that the lease does not have."""
         (index,) = self._store.readable_indices(request.lease, [request.page])
         return kvstore_pb2.CheckResponse(intact=self._store.verify_page(request.lease, index))
 
@@ -115,7 +119,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
     ) -> kvstore_pb2.PutResponse:
         """Write the stream's parts of pages into the put whose lease the first frame names. Returns how many of the
-        put's pages are complete. Raises InvalidArgument if no lease is named, Overloaded if too many streams run."""
+        put's pages are complete. Raises InvalidArgument if no lease is named, Overloaded if too many streams run, and
+        the errors of `PageStore.write`."""
         lease = b""
         with self._stream_limiter.track(context):
             for frame in request_iterator:
@@ -126,7 +131,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def CommitPut(
         self, request: kvstore_pb2.CommitPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.CommitPutResponse:
-        """End a put: its complete and intact pages become visible. Returns the numbers of pages stored and refused."""
+        """End a put: its complete and intact pages become visible. Returns the numbers of pages stored and refused.
+        Raises NotFound if the lease is unknown, has expired or is a lookup's."""
         stored, refused = self._store.commit(request.lease)
         return kvstore_pb2.CommitPutResponse(stored=stored, refused=refused)
 
@@ -174,7 +180,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> None:
         """Add to the response the data with which a reader of the lease can fetch the pages without gRPC: the lease's
         key and the data port. If the arena is shared, also its address, and the pages' offsets and generations in it.
-        Raises NotFound."""
+        Raises NotFound if the lease is unknown, has expired or is a put's."""
         lease, offsets, generations = self._store.page_locations(lease_id)
         response.lease_key = lease.key
         response.data_port = self._endpoints.port

@@ -268,6 +268,7 @@ class TierManager:
         load.waiters.clear()
 
     def _find_tier(self, key: PageKey, first: int) -> int | None:
+        """Return the number of the fastest tier, from number `first` on, that may have the page; None if none may."""
         for number in range(first, len(self._tiers)):
             if self._tiers[number].may_have(key):
                 return number

@@ -127,6 +127,8 @@ def load_api_keys(
     limits, inline = default_limits or KeyLimits(), tuple(inline)
 
     def load() -> ApiKeys:
+        """Read the key file, if there is one, and return the keys with those of the flag. Raises the errors of
+        `load_key_file` and of `check`."""
         content = load_key_file(file, limits) if file else KeyFile()
         keys = ApiKeys([*inline, *content.plain], content.named, limits)
         check(keys)

@@ -117,8 +117,8 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
 
 def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
     """Check the fields of one entry of a YAML file: name, digest, scopes, limits within their bounds, and models.
-    Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Raises ConfigError that
-    names the entry, counted from 1."""
+    Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Raises ConfigError, which
+    names the entry, counted from 1, for an unknown, missing or wrong field."""
 
     def bad(cause: str, fix: str) -> ConfigError:
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)

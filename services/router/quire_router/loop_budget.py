@@ -35,6 +35,8 @@ class LoopBudget:
         return not self._spent or self._spent + values <= self._most_values
 
     def _spend(self, values: int) -> None:
+        """Add values to those of this turn of the loop. The first ones of a turn schedule `_renew` for the next
+        turn."""
         if values and not self._spent:
             asyncio.get_running_loop().call_soon(self._renew)
         self._spent += values

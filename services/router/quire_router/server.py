@@ -216,7 +216,8 @@ class RouterService:
 
     async def start(self) -> None:
         """Open HTTP, follow discovery, and return when both a scheduler and a tokenizer are ready. If there are several
-        HTTP processes, all but the first open HTTP only then. Raises ConfigError."""
+        HTTP processes, all but the first open HTTP only then. Raises ConfigError for TLS files that cannot be used, and
+        for a configuration that `_check_peers` refuses."""
         if not self._config.http_worker:
             await self._open_http()
         await self.admin.start()
@@ -310,7 +311,7 @@ class RouterService:
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
         """Authenticate a gRPC call of any method but health's. A method that shows other tenants' requests needs the
         scope `admin`; without any keys, such a call is refused unless the port is local or --insecure is given. Raises
-        Unauthenticated, PermissionDenied."""
+        Unauthenticated for a missing or unknown key, and PermissionDenied for a refused call or a missing scope."""
         authorization = metadata.get("authorization", "")
         if path in _ADMIN_CALLS:
             if self._needs_admin_key and not self._keys:
@@ -344,6 +345,7 @@ class RouterService:
         self._set_serving(self._status.ready)
 
     async def _watch_schedulers(self) -> None:
+        """Pass each new list of schedulers from discovery on to the fleet and to placement, until cancelled."""
         async for endpoints in self._discovery.watch("scheduler"):
             self.fleet.update(endpoints)
             self._placement.update("scheduler", endpoints)
@@ -353,6 +355,7 @@ class RouterService:
             self.pool.update(endpoints)
 
     async def _watch_kvstores(self) -> None:
+        """Pass each new list of kvstores from discovery on to placement and to the console, until cancelled."""
         async for endpoints in self._discovery.watch("kvstore"):
             self._placement.update("kvstore", endpoints)
             self._console.update_kvstores(endpoints)

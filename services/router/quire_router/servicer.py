@@ -90,6 +90,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 client.sent()
 
     async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
+        """Return the models that the caller's key may use, each under its public name. Raises Unauthenticated for a
+        missing or unknown key, and PermissionDenied if the key lacks the scope for inference."""
         principal = self._keys.authenticate(_metadata(context).get("authorization", ""))
         served = self._catalog.served(principal.limits)
         return ib.ListModelsResponse(models=[model_to_pb(replace(entry.model, name=entry.name)) for entry in served])

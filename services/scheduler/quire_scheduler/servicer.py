@@ -36,8 +36,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GenerateTokens(
         self, request: scheduler_pb2.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
-        """Run one request in a session of its own and stream its outputs until it has finished. A cancelled call aborts
-        the request."""
+        """Run one request in a session of its own and stream its outputs until it has finished. Raises the QuireError
+        by which the request is refused or fails. A cancelled call aborts the request."""
         stream = SingleStream(self._engine)
         async for message in stream.run(context_from_pb(request.context), sequence_from_pb(request.sequence)):
             yield message

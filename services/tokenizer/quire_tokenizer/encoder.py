@@ -53,12 +53,14 @@ class Encoder:
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
+            """Encode texts as they are; with `special`, the tokenizer adds its special tokens around each."""
             if allow_special_tokens:
                 encodings = self._vocabulary.tokenizer.encode_batch_fast(some, add_special_tokens=special)
                 return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
             return self._vocabulary.guarded.encode_batch(some, add_special_tokens=special)
 
         def piece(text: str, start: int, end: int) -> Ids:
+            """Encode the characters from `start` to `end`, without special tokens around them."""
             return plain([text[start:end]], special=False)[0]
 
         def framed(ids: Ids) -> Ids:

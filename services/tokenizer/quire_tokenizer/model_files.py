@@ -29,8 +29,8 @@ def read_model_files(
 ) -> ModelFolder:
     """Read the text files of a model and its tokenizer, each a folder or a GGUF file; if one is empty, the other counts
     for both. Name and first EOS ids come from the model, all else from the tokenizer. `chat_template` is a file that
-    replaces the templates; `overrides` replace fields of the model's configuration. Raises ConfigError or
-    Unsupported."""
+    replaces the templates; `overrides` replace fields of the model's configuration. Raises ConfigError for a file that
+    is missing, unreadable or malformed, and Unsupported for a kind of GGUF tokenizer that Quire does not have."""
     main, text = Path(model or tokenizer), Path(tokenizer or model)
     if not is_gguf(main) and not is_gguf(text):
         return read_model_folder(model, tokenizer, chat_template, overrides)
@@ -50,7 +50,8 @@ def read_model_files(
 
 def _name_and_eos(model: Path, overrides: Mapping[str, Any] | None) -> tuple[str, tuple[int, ...]]:
     """Return the name and the EOS ids that a model itself gives, whatever its tokenizer is. EOS ids of `overrides`
-    replace those of config.json or of the GGUF file. Raises ConfigError."""
+    replace those of config.json or of the GGUF file. Raises ConfigError for a missing folder, an unreadable or
+    malformed file, and ids that are no int32."""
     if is_gguf(model):
         opened = open_gguf(model)
         if overrides and EOS_FIELD in overrides:

@@ -44,7 +44,8 @@ class ModelFolder:
 def read_model_folder(
     model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
 ) -> ModelFolder:
-    """Read a model's folder, and the folder of its tokenizer if that is another folder. Raises ConfigError.
+    """Read a model's folder, and the folder of its tokenizer if that is another folder. Raises ConfigError for a
+    missing folder or tokenizer.json, and for a file that is unreadable or malformed.
 
     The name is the name of the model's folder. Eos tokens are the union of both folders' tokens. `chat_template` is a
     file that replaces the tokenizer's own templates. `overrides` are fields that replace those of the model's
@@ -72,8 +73,8 @@ def read_model_folder(
 
 
 def eos_ids_of_folder(folder: Path, overrides: Mapping[str, Any] | None = None) -> list[int]:
-    """Return the eos ids of generation_config.json, and of config.json, where those in `overrides` replace them. Raises
-    ConfigError, also if there is no such folder."""
+    """Return the eos ids of generation_config.json and of config.json; those in `overrides` replace the latter. Raises
+    ConfigError if there is no such folder, a file is unreadable or malformed, or an id is no int32."""
     if not folder.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",
@@ -87,12 +88,12 @@ def eos_ids_of_folder(folder: Path, overrides: Mapping[str, Any] | None = None) 
 
 
 def overridden_eos_ids(overrides: Mapping[str, Any]) -> list[int]:
-    """Return the eos ids of --hf-overrides, none for null. Raises ConfigError."""
+    """Return the eos ids of --hf-overrides, none for null. Raises ConfigError for a number that is not an int32."""
     return _token_ids(overrides[EOS_FIELD], "--hf-overrides", "Give a token id, or a list of token ids.")
 
 
 def read_template(path: str) -> str:
-    """Read a chat template from its own file. Raises ConfigError."""
+    """Read a chat template from its own file. Raises ConfigError if the file cannot be read or is not UTF-8."""
     return _read_text(Path(path))
 
 
@@ -154,8 +155,9 @@ def _token_text(value: object) -> str:
 
 
 def _eos_ids(path: Path) -> list[int]:
-    """Return the ids of the file's `eos_token_id`. A multimodal config.json without them has those of its language
-    model. Raises ConfigError."""
+    """Return the ids of the file's `eos_token_id`, none without the file or the field. A multimodal config.json without
+    them has those of its language model. Raises ConfigError for an unreadable or malformed file, and for an id that is
+    no int32."""
     fields = _read_json(path)
     text = fields.get("text_config")
     if fields.get(EOS_FIELD) is None and isinstance(text, dict):

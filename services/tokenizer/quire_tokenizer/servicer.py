@@ -39,7 +39,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.RenderChatRequest,
         context: grpc.aio.ServicerContext[pb.RenderChatRequest, pb.RenderChatResponse],
     ) -> pb.RenderChatResponse:
-        """Render a conversation by its chat template and, unless the text is enough, encode it."""
+        """Render a conversation by its chat template and, unless the request has `text_only`, encode the text. Raises
+        the QuireErrors of `ChatRenderer.render` and `Encoder.encode_marked`."""
         return await self._render(request)
 
     async def CompileGrammar(
@@ -47,7 +48,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.CompileGrammarRequest,
         context: grpc.aio.ServicerContext[pb.CompileGrammarRequest, pb.CompileGrammarResponse],
     ) -> pb.CompileGrammarResponse:
-        """Turn what an answer must match into a grammar that engines take."""
+        """Compile the constraint or the tools of a request to a grammar that engines take. Raises the QuireErrors of
+        `GrammarCompiler.compile`, and InvalidArgument if the request has neither."""
         return await self._compile(request)
 
     async def Tokenize(
@@ -165,8 +167,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
 
 
 async def _open(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:
-    """Open the requests that an engine step brings; errors of single ones go to `answer`. Long histories give way to
-    other streams."""
+    """Open the requests that an engine step brings; errors of single ones go to `answer`. Between pieces of a long
+    history, other tasks of the event loop run."""
     for message in request.open:
         try:
             for _ in detokenizer.open(codec.decode_open(message)):

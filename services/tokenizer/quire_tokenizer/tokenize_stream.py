@@ -68,6 +68,8 @@ class TokenizeStream:
             await self._write(response)
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        """Forget the task of a request that has ended, and log at debug level an error with which the task failed to
+        write its answer."""
         self._tasks.pop(number, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("an answer found nobody", reason=type(error).__name__)

@@ -103,8 +103,9 @@ class Vocabulary:
         spaces_between_special_tokens: bool,
         parsing: ParseOptions | None = None,
     ) -> TextDecoder:
-        """Return a new decoder for one sequence. It uses the table of pieces if there is one, else the library. It is a
-        ParsedDecoder if the answer's reasoning or tool calls are wanted and there is a parser for them."""
+        """Return a new decoder for one sequence: one that uses the table of pieces if there is a table, else one that
+        calls the library. If the answer's reasoning or tool calls are wanted and there is a parser for them, a
+        ParsedDecoder around this decoder is returned."""
         parsed = parsing if parsing is not None and self.parsers.wanted(parsing) else None
         markers = self.parsers.token_markers(parsed).keys() if parsed is not None else _NO_TOKENS
         skip = self._special_ids - markers if skip_special_tokens else _NO_TOKENS
@@ -129,7 +130,8 @@ class Vocabulary:
 
 
 def _load(folder: ModelFolder) -> Tokenizer:
-    """Make the tokenizer from tokenizer.json, without truncation and padding. Raises ConfigError."""
+    """Make the tokenizer from tokenizer.json, without truncation and padding. Raises ConfigError if the library cannot
+    read it."""
     with _typed_errors(folder):
         tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
     tokenizer.no_truncation()

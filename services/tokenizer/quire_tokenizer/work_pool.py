@@ -42,6 +42,7 @@ class WorkPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: asyncio.Future[T]) -> None:
+        """Count a function as ended. Reads its exception, so that asyncio does not log it if the caller has left."""
         self._under_way -= 1
         if not future.cancelled():
             future.exception()  # seen, even if its caller has gone away

@@ -18,6 +18,8 @@ def main() -> int:
 
 
 def _run(config: WorkerConfig) -> int:
+    """Limit the spinning of threads, and run the worker service, or the paced one if --paced is given, until it ends.
+    Returns the exit code."""
     limit_spinning(os.environ)
     service = WorkerService if config.paced is None else PacedService
     return run_sync(config, lambda bound: service(config, bound))

@@ -78,6 +78,7 @@ class LoadWatch:
         return self._heard.wait(timeout_s)
 
     def _set(self, state: LoadState) -> None:
+        """Replace the state, and wake all that wait for a newer one."""
         with self._changed:
             self._state = state
             self._changed.notify_all()

@@ -50,10 +50,11 @@ def load_model(
     folder: str | Path, options: LoadOptions | None = None, progress: Progress = lambda *_: None
 ) -> LoadedModel:
     """Load a Hugging Face folder or a GGUF file for the CPU: weights, a KV pool of the options' bytes, and the ops.
-    `progress` gets each phase.
+    `progress` gets each phase's name, bytes done and bytes in all (0 and 0 if it has no size).
 
-    Raises ConfigError or Unsupported, with the cause and the fix. The caller must set the number of torch threads
-    before. If torch computes layers, the number must not change afterwards (see SharingRunner).
+    Raises ConfigError if the model's files are bad or an option does not fit, Unsupported for a model or option that
+    Quire does not have on the CPU. The caller must set the number of torch threads before. If torch computes layers,
+    the number must not change afterwards (see SharingRunner).
     """
     options = options or LoadOptions()
     if options.kv_cache_dtype != "auto":
@@ -88,7 +89,7 @@ def load_model(
 def find_source(folder: str | Path, options: LoadOptions, progress: Progress) -> FamilySource | TransformersSource:
     """Read the config of a model folder or GGUF file, for the implementation that `model_impl` names; no weights are
     read. `auto` is a family of Quire's own if there is one or the file is GGUF, else the Transformers backend. Raises
-    ConfigError or Unsupported."""
+    the ConfigError and Unsupported of `open_model` and of that implementation's source."""
     opened = open_model(folder, options, progress)
     impl = options.model_impl
     if impl == "auto":

@@ -49,7 +49,8 @@ def _nobody(decoder: StepDecoder[Any], pages: Tensor) -> None:
 
 def with_model_path(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> WorkerConfig:
     """Return the configuration with the path of its model in place of a name of the hub; the model keeps that name
-    towards clients. Downloads the model where it is not there, as the phase `download`. Raises ConfigError."""
+    towards clients. Blocks while it downloads missing files, and calls `progress("download", bytes downloaded, bytes in
+    all)`. Raises ConfigError if the name is malformed, or the model cannot be found or downloaded."""
     path = resolve_model(
         config.model,
         config.revision,
@@ -65,8 +66,10 @@ def load_configured(
     show: Callable[[StepDecoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
     """Import torch, set its number of threads, and load the configured model. It goes on a GPU if --device is cuda, or
-    auto and torch finds one; else on the CPU. `progress` gets phase and bytes. `show` is called with the decoder and
-    its pages (as in Ops.plan), before any device is made. Raises ConfigError or Unsupported with the cause."""
+    auto and torch finds one; else on the CPU. `progress` gets each phase's name, bytes done and bytes in all (0 and 0
+    if it has no size). `show` is called with the decoder and its pages (as in Ops.plan), before any device is made.
+    Raises ConfigError for a setting, file or machine that does not fit, Unsupported for a model or option that Quire
+    does not have."""
     _check(config)
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.

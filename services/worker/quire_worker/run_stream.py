@@ -72,8 +72,9 @@ class RunStream:
 
     def _greet(self) -> None:
         """Read and check the scheduler's hello, and start the peers' transfer agent if the hello announces moves
-        between workers. The call is cancelled if none comes within HELLO_LIMIT_S. Raises InvalidArgument for another
-        first frame, or none, and FailedPrecondition for another protocol version."""
+        between workers. The call is cancelled if no frame comes within HELLO_LIMIT_S. Raises InvalidArgument if the
+        stream ends before a frame or the first frame is no hello, and FailedPrecondition for another protocol
+        version."""
         limit = threading.Timer(HELLO_LIMIT_S, self._context.cancel)
         limit.daemon = True
         limit.start()

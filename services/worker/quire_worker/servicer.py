@@ -82,6 +82,7 @@ def _progress(state: LoadState) -> worker_pb2.LoadProgress:
 
 
 def _still_loading() -> QuireError:
+    """Return the error of calls that need the model before it is loaded, to be retried after 1 s."""
     return Unavailable(
         "MODEL_LOADING", "The worker is still loading its model.", "Follow Load, then attach.", retry_after_s=1.0
     )

@@ -120,7 +120,8 @@ def logprobs_to_pb(logprobs: LogprobColumns) -> common_pb2.LogprobColumns:
 
 
 def logprobs_from_pb(message: common_pb2.LogprobColumns) -> LogprobColumns:
-    """Decode the columns. Raises InvalidArgument where their lengths disagree, or `top_count` does not add up."""
+    """Decode the columns. Raises InvalidArgument if their lengths disagree, or `top_count` does not add up to the
+    number of alternatives."""
     result = LogprobColumns(
         token_index=i32(message.token_index, "token_index"),
         logprob=f32(message.logprob, "logprob"),

@@ -57,7 +57,8 @@ class DnsDiscovery:
 
 
 async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
-    """Resolve a name to one endpoint for each of its addresses, IPv4 and IPv6, sorted. Raises OSError."""
+    """Resolve a name to one endpoint for each of its addresses, IPv4 and IPv6, sorted. Raises OSError if the name does
+    not resolve."""
     results = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = {
         f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"

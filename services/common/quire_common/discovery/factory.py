@@ -40,6 +40,7 @@ def _dns(spec: str, static: Static, spec_file: str) -> Discovery:
 
 
 def _redis(spec: str, static: Static, spec_file: str) -> Discovery:
+    """Make the discovery by the Redis of this URL. Raises ConfigError for a bad host, port or option."""
     # Imported on demand: it takes 0.2 s, and most processes do without.
     from quire_common.discovery.redis_discovery import RedisDiscovery, RedisSettings
 

@@ -35,6 +35,7 @@ class _FileCredentials(CredentialProvider):
 
 
 def _credentials(url: str) -> tuple[str] | tuple[str, str]:
+    """Return user and password of a Redis URL; the password alone if the URL names no user."""
     parts = urlsplit(url)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return (user, password) if user else (password,)

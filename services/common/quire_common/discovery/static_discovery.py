@@ -36,6 +36,8 @@ class StaticDiscovery:
 
 
 def _parse(service: str, entry: str) -> Endpoint:
+    """Parse an entry `host:port` or `instance=host:port`; without an instance, the address is its name. Raises
+    ConfigError for an address of another form."""
     instance, _, address = entry.rpartition("=")
     split_address(address, f"an address of a {service}")
     return Endpoint(instance or address, service, address)

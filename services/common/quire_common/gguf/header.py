@@ -136,6 +136,7 @@ class _HeaderReader:
         return GgufFile(self._path, version, metadata, self._tensors(num_tensors, self._alignment(metadata)))
 
     def _number(self, form: struct.Struct) -> int:
+        """Read one number of this form, and go on behind it. Raises struct.error if the file ends before."""
         value: int = form.unpack_from(self._data, self._at)[0]
         self._at += form.size
         return value
@@ -189,6 +190,7 @@ class _HeaderReader:
         return self._bool(key, value) if kind == _BOOL else value
 
     def _bool(self, key: str, value: float) -> bool:
+        """Return the boolean of 0 or 1. Raises ConfigError, which names the key, for another value."""
         if value not in (0, 1):
             raise faults.corrupt(self._path, f"`{key[:80]}` is {value}, neither true nor false")
         return bool(value)

@@ -62,8 +62,8 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for new calls. When the credentials have changed, a channel with the new ones is made and
-        connects beside the old one. It takes over once it is connected, or once the old one no longer is. The old one
-        is closed when its calls have ended."""
+        connects beside the old one. The new channel takes over when it is connected, or when the old one no longer is.
+        The old one is closed when its calls have ended."""
         if self._generation != self._credentials.generation and not self._closed:
             self._generation = self._credentials.generation
             if self._next is not None:
@@ -167,6 +167,7 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
         self.close()
 
     def _close_retired(self, channel: grpc.Channel) -> None:
+        """Forget and close a former channel, when its time for running calls is over."""
         with self._lock:
             self._closing.pop(channel, None)
         channel.close()

@@ -18,8 +18,8 @@ class WatchedContext(ssl.SSLContext):
     _files: WatchedFiles[ssl.SSLContext]
 
     def __new__(cls, what: str, files: TlsFiles, clients: ssl.VerifyMode = ssl.CERT_REQUIRED) -> Self:
-        """Load the files; raises ConfigError. `what` names them in logs and metrics. `clients`: see
-        `server_context`."""
+        """Load the files. `what` names them in logs and metrics. `clients`, and the ConfigError for files that cannot
+        be used: see `server_context`."""
         context = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
         context._files = WatchedFiles(what, files.paths, lambda: server_context(files, clients))
         return context

@@ -76,7 +76,7 @@ class WatchedFiles(Generic[T]):
             self._changed(value)
 
     def _refuse(self, error: QuireError) -> None:
-        """Count and log that the changed files cannot be loaded."""
+        """Count and log that the changed files cannot be loaded, with this error; the former value stays."""
         _reloads.labels(self._what, "refused").inc()
         log.error(
             "changed files cannot be loaded, what was loaded before stays",

@@ -104,8 +104,8 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
         """Look up the longest stored prefix of the run, and keep it by a lease of `lease_ms` (0: the store's default)
-        unless `pin` is False. With `direct`, the result also has the access that `attach` returns. Raises
-        QuireError."""
+        unless `pin` is False. With `direct`, the result also has the access that `attach` returns. Raises QuireError if
+        the call fails (see `from_rpc_error`)."""
         request = _lookup_request(run, lease_ms, pin, context)
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
@@ -113,7 +113,8 @@ class KvClient:
     def attach(
         self, lease: bytes, context: common_pb2.RequestContext | None = None, timeout_s: float | None = None
     ) -> LeaseAccess:
-        """Return the other ways, beside gRPC, to the pages of a lookup. Raises NotFound if the lease has ended."""
+        """Return the other ways, beside gRPC, to the pages of a lookup. `timeout_s` None: the client's time limit.
+        Raises NotFound if the lease has ended, another QuireError if the call fails."""
         request = kvstore_pb2.AttachRequest(context=context, lease=lease)
         return _access(lease, self._call(self._stub.Attach, request, context, timeout_s))
 
@@ -133,7 +134,7 @@ class KvClient:
     ) -> Generator[tuple[int, bytes], None, None]:
         """Yield the index and the framed bytes of each page in `indices`, as they arrive; None: of all pages of the
         lease, an empty list: of none. The bytes are not checked. A reader that stops early ends the call. Raises
-        QuireError."""
+        QuireError if the call fails (see `from_rpc_error`)."""
         if indices is not None and not len(indices):
             return
         request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
@@ -186,7 +187,8 @@ class KvClient:
         self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
     ) -> StartedPut:
         """Ask which of the run's pages the store wants, and get a lease under which to send them. `page_bytes` is the
-        size of a page's body. If the store wants any, `committing` must follow. Raises QuireError."""
+        size of a page's body. If the store wants any, `committing` must follow. Raises QuireError if the call fails
+        (see `from_rpc_error`)."""
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
@@ -223,7 +225,7 @@ class KvClient:
         mac: PageMac | None = None,
     ) -> None:
         """Send pages of a put over gRPC, with MACs by `mac` if it is given; for `body` see `put_pages`. Raises
-        QuireError, or the TransferCancelled that `body` raised."""
+        QuireError if the call fails, or the TransferCancelled that `body` raised."""
         abandoned = list[TransferCancelled]()
         frames = _frames(lease, run, dtype, indices, body, abandoned, mac)
         self._call(self._stub.Put, frames, context, timeout_s)
@@ -255,7 +257,7 @@ class KvClient:
         timeout_s: float | None = None,
     ) -> T:
         """Call the method within the request's trace, with `timeout_s` or else the client's time limit, and return its
-        response. Raises QuireError in place of gRPC's errors."""
+        response. Raises a QuireError in place of gRPC's error if the call fails (see `from_rpc_error`)."""
         try:
             with continued(context):
                 return method(request, timeout=timeout_s or self._timeout_s)
@@ -278,8 +280,8 @@ class AioKvClient:
         pin: bool = True,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """Look up the longest stored prefix of the run, and keep it by a lease unless `pin` is False. Raises
-        QuireError."""
+        """Look up the longest stored prefix of the run, and keep it by a lease of `lease_ms` (0: the store's default)
+        unless `pin` is False. Raises QuireError if the call fails (see `from_rpc_error`)."""
         try:
             with continued(context):
                 request = _lookup_request(run, lease_ms, pin, context)
@@ -288,7 +290,8 @@ class AioKvClient:
             raise from_rpc_error(error) from error
 
     async def renew(self, lease: bytes, lease_ms: int = 0) -> int:
-        """Prolong a lease; returns its life in ms. Raises NotFound if it has ended."""
+        """Prolong a lease; returns its life in ms. Raises NotFound if it has ended, another QuireError if the call
+        fails."""
         try:
             request = kvstore_pb2.RenewRequest(lease=lease, lease_ms=lease_ms)
             return int((await self._stub.Renew(request, timeout=self._timeout_s)).lease_ms)
@@ -296,7 +299,7 @@ class AioKvClient:
             raise from_rpc_error(error) from error
 
     async def release(self, *leases: bytes) -> int:
-        """End leases; unknown ones do no harm. Returns how many ended."""
+        """End leases; unknown ones do no harm. Returns how many ended. Raises QuireError if the call fails."""
         try:
             request = kvstore_pb2.ReleaseRequest(leases=[lease for lease in leases if lease])
             return int((await self._stub.Release(request, timeout=self._timeout_s)).released)

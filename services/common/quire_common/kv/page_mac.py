@@ -60,7 +60,8 @@ class PageMac:
     @classmethod
     def from_config(cls, keys: str, keys_file: str = "") -> PageMac | None:
         """Return the PageMac of these keys; None if there are none. The first key makes MACs. If `keys_file` is given,
-        changes of that file take effect while the process runs. Raises ConfigError."""
+        changes of that file take effect while the process runs. Raises ConfigError for a key that is not 64 hexadecimal
+        digits, or a file that cannot be read."""
         if not keys:
             return None
         if keys_file:
@@ -85,6 +86,7 @@ class PageMac:
 
 
 def _mac(key: _Key, parts: tuple[Buffer, ...]) -> bytes:
+    """Return the keyed BLAKE3 digest, MAC_BYTES long, of the parts in a row."""
     state = blake3(key=key.secret)
     for part in parts:
         state.update(part)
@@ -92,7 +94,8 @@ def _mac(key: _Key, parts: tuple[Buffer, ...]) -> bytes:
 
 
 def _parse(text: str) -> tuple[_Key, ...]:
-    """Parse keys, which are separated by commas or white space. Raises ConfigError."""
+    """Parse keys, which are separated by commas or white space. Raises ConfigError if there is none, or one is not 64
+    hexadecimal digits."""
     words = text.replace(",", " ").split()
     if not words or not all(_KEY.fullmatch(word) for word in words):
         raise ConfigError(

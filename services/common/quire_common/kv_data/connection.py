@@ -183,7 +183,8 @@ class DataConnection:
 
     def _exactly(self, size: int, *, may_end: bool = False) -> bytes:
         """Receive exactly `size` bytes and return them. If the peer ends the connection before the first byte and
-        `may_end` is true, returns no bytes; otherwise raises DataConnectionError."""
+        `may_end` is true, returns no bytes. Raises DataConnectionError if the connection ends otherwise, or the bytes
+        do not come in time."""
         data = bytearray(size)
         if size and not self._fill(memoryview(data), may_end=may_end):
             return b""

@@ -65,7 +65,7 @@ class ServedSession(ABC, Generic[L]):
     @abstractmethod
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, L | QuireError]:
         """Return the seals of a verified frame (see `_verify`), with its lease or the error of a lease that is refused.
-        Raises QuireError for a lease that was never known, and DataConnectionError."""
+        Raises QuireError for a lease that was never known, and DataConnectionError for a frame that is not genuine."""
 
     @abstractmethod
     def _on_broken(self, error: DataConnectionError) -> None:

@@ -38,7 +38,7 @@ async def announce(config: ServiceConfig, service: str, instance: str, address: 
 
 class ThreadAnnouncement:
     """Registers a service that has no event loop. A thread keeps the registration alive until `close`. Raises
-    ConfigError."""
+    ConfigError as `announce` does."""
 
     def __init__(self, config: ServiceConfig, service: str, instance: str, address: str) -> None:
         self._loop = asyncio.new_event_loop()

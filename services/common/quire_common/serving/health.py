@@ -122,6 +122,7 @@ class SyncHealth(health.HealthServicer):  # type: ignore[misc]  # grpc publishes
         self._tell()
 
     def _tell(self) -> None:
+        """Report the present readiness for all watched names."""
         with self._telling:
             for name in self._names:
                 self.set(name, self.readiness.status)

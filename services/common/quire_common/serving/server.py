@@ -193,6 +193,7 @@ async def _serve_aio(
     stopped, hurried = asyncio.Event(), asyncio.Event()
 
     def fail(error: QuireError) -> None:
+        """Record the error, and end the service at once, without draining; from any thread."""
         failures.append(error)
         loop.call_soon_threadsafe(stopped.set)
         loop.call_soon_threadsafe(hurried.set)
@@ -277,6 +278,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()
 
     def fail(error: QuireError) -> None:
+        """Record the error, and end the service at once, without draining; from any thread."""
         failures.append(error)
         stopped.set()
         hurried.set()
@@ -403,7 +405,8 @@ def _bind(
 
 def _serve_metrics(config: ServiceConfig, probes: Probes) -> None:
     """Serve metrics and probes on `--metrics-listen`, if it is given, over TLS if the service has a certificate;
-    clients may come without one. Raises ConfigError, also for a port without TLS that other hosts reach."""
+    clients may come without one. Raises ConfigError if the port is taken, the TLS files cannot be used, or other hosts
+    could reach the port without TLS."""
     if not config.metrics_listen:
         return
     tls, (host, _) = tls_files(config), split_address(config.metrics_listen, "--metrics-listen")

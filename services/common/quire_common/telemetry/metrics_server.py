@@ -111,6 +111,7 @@ def _guarded(app: WSGIApplication) -> WSGIApplication:
     """Wrap the application: a client that may not read metrics gets 403 with the reason."""
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer 403 to a client that may not read metrics, else pass the request to the application."""
         if refusal := environ[_REFUSAL]:
             start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"CALLER_NOT_ALLOWED: {refusal}\n".encode()]

@@ -132,8 +132,8 @@ def start_span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
-    """Start a span that the caller ends, without making it the current one. `parent` None: the current span. Without
-    tracing, returns a span that records nothing."""
+    """Start a span with these attributes that the caller ends, without making it the current one. `parent` None: the
+    current span. Without tracing, returns a span that records nothing."""
     if (recorder := _recorder) is None:
         return trace.INVALID_SPAN
     return recorder.start_span(name, parent, kind, attributes)

@@ -28,7 +28,8 @@ _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class ClientMemory:
-    """A client's lent memory. Takes over `fd`; raises DataConnectionError."""
+    """A client's lent memory. Takes over `fd`. Raises DataConnectionError unless that is memory of 1 to `max_bytes`
+    bytes, sealed against a change of its size."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         try:

@@ -35,7 +35,7 @@ _JOIN_S = 5.0
 
 class DataPort:
     """The listeners of the data connections. They listen from the start, and serve after `start`. Clients get `port`
-    and `arena`; these are 0 and empty if there is no such listener. Raises ConfigError."""
+    and `arena`; these are 0 and empty if there is no such listener. Raises ConfigError if the port cannot be opened."""
 
     def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
         self._config = config
@@ -101,7 +101,8 @@ class DataPort:
                 self._begin(sock, metrics)
 
     def _begin(self, sock: socket.socket, metrics: DataMetrics) -> None:
-        """Serve the connection in a thread of its own, and count it while it lasts."""
+        """Serve the connection in a thread of its own, and count it while it lasts. If there are too many connections,
+        one without a key is ended for it, or it is refused (see SessionThreads.begin)."""
         connection = DataConnection(sock, self._config.data_timeout_s)
         session = DataSession(connection, self._store, metrics, self._config)
         metrics.connections.inc()

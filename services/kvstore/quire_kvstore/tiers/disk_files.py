@@ -108,12 +108,13 @@ class DiskFiles:
 
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write a framed page to its file, and set the file's time to `stamp_ns`. An earlier file of the page is
-        replaced; on failure nothing of the new one is left. Raises OSError."""
+        replaced. If the write fails, OSError is raised, and nothing of the new file is left."""
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
         """Read a framed page of the length of `into`, and set the file's time to `stamp_ns`. Returns the number of
-        bytes read; 0 if the file has another length. The content is not checked. Raises OSError."""
+        bytes read; 0 if the file has another length. The content is not checked. Raises OSError if the file is missing
+        or cannot be read."""
         return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
@@ -123,7 +124,7 @@ class DiskFiles:
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
         """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
         removed, and so are page files whose header is unreadable or does not fit their name or length. Files that are
-        none of ours stay. `figures` counts both kinds. Raises OSError."""
+        none of ours stay. `figures` counts both kinds. Raises OSError if a folder cannot be listed."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -169,7 +170,7 @@ class DiskFiles:
     def _read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
         """Read the page's file into `into`, and set the file's time to `stamp_ns`, if the disk lets that. Returns the
         number of bytes read; 0 if the file has another length. Aligned blocks come from the disk without a copy. Raises
-        OSError."""
+        OSError if the file is missing or cannot be read."""
         fd = self._open(self.path(key), os.O_RDONLY)
         try:
             if os.fstat(fd).st_size != whole_blocks(len(into)):
@@ -204,8 +205,8 @@ class DiskFiles:
 
     def _open(self, path: Path, flags: int) -> int:
         """Open a regular file, with O_DIRECT where the filesystem takes it, and return its descriptor. Once refused,
-        O_DIRECT is off for all later files. For a file to be written, missing folders are made. Raises OSError;
-        FileNotFoundError if the path is no regular file."""
+        O_DIRECT is off for all later files. For a file to be written, missing folders are made. Raises OSError if the
+        file cannot be opened; this is FileNotFoundError if the path is missing or no regular file."""
         # Somebody may have put a pipe in the file's place: without O_NONBLOCK its open would never return.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):

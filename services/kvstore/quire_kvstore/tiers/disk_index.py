@@ -126,8 +126,8 @@ class DiskIndex:
             require(not self._sizes.keys() & changing, "a page is here that is being written or removed")
 
     def _evict(self, room: int) -> list[PageKey]:
-        """Take pages out of the index until they make so much room, or none is left, and return them. They count as
-        being removed."""
+        """Take pages out of the index until these free `room` bytes, or no page can be evicted, and return them. The
+        pages count as being removed from now on."""
         victims: list[PageKey] = []
         while room > 0:
             key = self._policy.evict()

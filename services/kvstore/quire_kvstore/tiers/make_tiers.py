@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def make_tiers(config: KvstoreConfig, mac: PageMac | None = None) -> tuple[Tier, ...]:
     """Make the configured tiers, disk before Redis, without opening them. Their pages have MACs by `mac`, if it is
-    given. Raises ConfigError."""
+    given. Raises ConfigError if the Redis URL is bad or its file cannot be read."""
     made = (make(config, mac) for make in (_disk, _redis))
     return tuple(tier for tier in made if tier is not None)
 

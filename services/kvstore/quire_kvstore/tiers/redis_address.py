@@ -55,8 +55,8 @@ class RedisAddress:
 
     def connect(self, timeout_s: float) -> socket.socket:
         """Return a connected socket, with TLS if `tls` is set, and with this time limit for each of its operations.
-        Without TLS the kernel keeps the limit, so that an operation on a large value is one call to it. Raises
-        OSError."""
+        Without TLS the kernel keeps the limit, so that an operation on a large value is one call to it. Raises OSError
+        if the connection or the TLS handshake fails."""
         connection = self._connect(timeout_s)
         try:
             if self.tls:
@@ -72,7 +72,8 @@ class RedisAddress:
         return connection
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        """Open a TCP connection, or one to the Unix socket at `path`. Raises OSError."""
+        """Open a TCP connection, or one to the Unix socket at `path`. Raises OSError if nobody accepts it within
+        `timeout_s`."""
         if not self.path:
             connection = socket.create_connection((self.host, self.port), timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,7 +90,7 @@ class RedisAddress:
 
 def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
     """Return a function that returns the Redis's current address: that of `url` or, with `url_file`, of the URL in that
-    file, which is read again after it changes. Raises ConfigError for a bad URL."""
+    file, which is read again after it changes. Raises ConfigError for a bad URL, or a file that cannot be read."""
     if not url_file:
         address = RedisAddress.parse(url)
         return lambda: address
@@ -128,6 +129,7 @@ def _parse(url: str) -> RedisAddress:
 
 
 def _db(text: str) -> int:
+    """Parse the number of a database. Raises ValueError unless the text consists of digits."""
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"the database is {text!r}, not a number")
     return int(text)

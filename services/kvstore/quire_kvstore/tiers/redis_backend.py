@@ -232,7 +232,7 @@ class RedisBackend:
 
     def _connection(self) -> RedisConnection:
         """Return the calling thread's connection; a new one if it has none, or one from before the last outage. Raises
-        RedisConnectionLost."""
+        RedisConnectionLost if a new one cannot be made."""
         connection: RedisConnection | None = getattr(self._local, "connection", None)
         if connection is None or self._local.generation != self._generation:
             self._disconnect()

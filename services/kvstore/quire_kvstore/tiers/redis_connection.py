@@ -39,7 +39,7 @@ class RedisConnection:
     """A connection. `timeout_s` limits each send, and each answer from the beginning of the wait to its end."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
-        """Connect and log in; raises RedisConnectionLost."""
+        """Connect and log in; raises RedisConnectionLost if Redis cannot be reached or refuses the login."""
         try:
             self._socket = address.connect(timeout_s)
         except OSError as error:
@@ -57,13 +57,14 @@ class RedisConnection:
 
     def execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """Send all commands, then read every answer. A command's own error is returned as its answer. Raises
-        RedisConnectionLost."""
+        RedisConnectionLost as `send` and `read_reply` do."""
         self.send(commands)
         return [self.read_reply() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
         """Send commands in RESP2, without waiting for answers. The caller must then read one answer for each. Arguments
-        of 16 KiB or more are sent from their own memory. Raises RedisConnectionLost."""
+        of 16 KiB or more are sent from their own memory. Raises RedisConnectionLost if the connection breaks, or a send
+        takes longer than `timeout_s`."""
         waiting = bytearray()
         try:
             for arguments in commands:
@@ -83,8 +84,9 @@ class RedisConnection:
 
     def read_reply(self, into: memoryview | None = None) -> Reply:
         """Read the next answer: a status, a number, a value or None; an error is returned as ErrorReply. With `into`, a
-        value of exactly its size is received into it. A value of another size is skipped, and its length is returned.
-        Raises RedisConnectionLost, also for an array, and for a value over 64 KiB without `into`."""
+        value of exactly its size is received into it, and its length is returned. A value of another size is skipped,
+        and its length is returned. Raises RedisConnectionLost as `_receive_into` does, for an array, and for a value
+        over 64 KiB without `into`."""
         self._deadline_s = time.monotonic() + self._timeout_s
         line = self._read_line()
         kind, rest = line[:1], line[1:]
@@ -133,8 +135,8 @@ class RedisConnection:
                 raise RedisConnectionLost(f"{address} does not let us in: {answer}")
 
     def _read_line(self) -> bytes:
-        """Receive up to the next CRLF and return the bytes before it; the CRLF is consumed. Raises RedisConnectionLost,
-        also for a line that is longer than `_LONGEST_LINE`."""
+        """Receive up to the next CRLF and return the bytes before it; the CRLF is consumed. Raises RedisConnectionLost
+        as `_receive_into` does, and for a line that is longer than `_LONGEST_LINE`."""
         while True:
             have = bytes(self._buffer[self._begin : min(self._end, self._begin + _LONGEST_LINE)])
             end = have.find(b"\r\n")
@@ -146,7 +148,8 @@ class RedisConnection:
             self._receive()
 
     def _read_exactly(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes, from the buffer and then from the socket. Raises RedisConnectionLost."""
+        """Fill `into` with the next bytes, from the buffer and then from the socket. Raises RedisConnectionLost as
+        `_receive_into` does."""
         got = min(self._end - self._begin, len(into))
         into[:got] = self._buffer[self._begin : self._begin + got]
         self._begin += got
@@ -154,7 +157,7 @@ class RedisConnection:
             got += self._receive_into(into[got:], self._wait_all_flag)
 
     def _skip(self, count: int) -> None:
-        """Receive and drop the next `count` bytes. Raises RedisConnectionLost."""
+        """Receive and drop the next `count` bytes. Raises RedisConnectionLost as `_receive_into` does."""
         while count:
             if self._begin == self._end:
                 self._receive()
@@ -170,7 +173,8 @@ class RedisConnection:
             raise RedisConnectionLost("a value is longer than it said")
 
     def _receive(self) -> None:
-        """Receive more bytes behind those in the buffer that were not read yet. Raises RedisConnectionLost."""
+        """Receive more bytes behind those in the buffer that were not read yet. Raises RedisConnectionLost as
+        `_receive_into` does."""
         left = self._end - self._begin
         if left and self._begin:
             self._buffer[:left] = bytes(self._buffer[self._begin : self._end])
@@ -192,6 +196,7 @@ class RedisConnection:
 
 
 def _number(text: bytes) -> int:
+    """Parse the number of an answer. Raises RedisConnectionLost if the text is no integer."""
     try:
         return int(text)
     except ValueError:

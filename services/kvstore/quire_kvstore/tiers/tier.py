@@ -212,6 +212,7 @@ class Tier:
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
+            """Ask the callbacks for the job's buffer. A job that gets none has ended."""
             view = callbacks.allocate_buffer(job, size)
             if view is None:
                 open_jobs.discard(job)

@@ -48,8 +48,8 @@ class Export:
         self._sequence.kv.offer_pages(offer)
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """Add the timings, end the sequence with finish reason `length` after the one token that it has, and tell the
-        migrator that the engine is done with it."""
+        """Add the timings, end the sequence with finish reason `length` after its one token, and tell the migrator that
+        the engine is done with the sequence."""
         self._timings += timings
         self._sequence.engine.end_at_length()
         self._migrator.prefill_ended(self._sequence)

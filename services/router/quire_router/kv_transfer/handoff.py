@@ -82,8 +82,8 @@ class Handoff:
 
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
         """Send a reservation under `handle` to the decode side `session`, for the sequence that is prefilled elsewhere.
-        `load` is the load that placement has reserved for the sequence at that replica; it is released when the pages
-        are there."""
+        `load` is the load that placement has reserved for the sequence at that replica; the load is released when the
+        pages are there."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -144,7 +144,7 @@ class Handoff:
 
     def reservation_lost(self, failure: EngineFailure) -> None:
         """Drop the reservation and its reserved load, because its decode side was lost before the first token. Count
-        this, and report it to the migrator. When the first token comes, another decode side is chosen."""
+        the loss, and report it to the migrator. When the first token comes, another decode side is chosen."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()
@@ -155,7 +155,8 @@ class Handoff:
 
     def row_came(self, finish: int, now_ns: int) -> None:
         """At the first row after the hand-off, record the time since the prefill ended. At the sequence's last row,
-        unless it is an error, close the hand-off. `now_ns` is a monotonic time."""
+        unless it is an error, close the hand-off. `now_ns` is a monotonic time. `finish` is the row's finish reason, 0
+        if this is not the last row."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)

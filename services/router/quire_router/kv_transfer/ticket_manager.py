@@ -46,7 +46,8 @@ class TicketSource(Protocol):
         """The stream to its scheduler."""
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError, InvalidArgument."""
+        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError if the call fails, and
+        InvalidArgument for a ticket that cannot be read."""
 
 
 class TicketManager:
@@ -112,7 +113,7 @@ class TicketManager:
 
     async def _ticket(self, engine: TicketSource, transfer_id: bytes) -> Ticket:
         """Fetch the ticket from the engine. Raises InvalidArgument if the ticket belongs to another transfer, and
-        grpc.RpcError."""
+        grpc.RpcError if the call fails."""
         ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:
             raise InvalidArgument("OTHER_TICKET", "The ticket belongs to another transfer.", "Report it.")

@@ -62,9 +62,9 @@ class RateLimits:
         metrics.limits_shared.set(0 if shared is None else 1)
 
     async def admit(self, principal: Principal) -> Levels:
-        """Take one request of the tenant if its request bucket has one left and its token bucket is not in debt.
-        Returns the levels after it; infinite levels if the key has no limits per minute. Otherwise counts the refusal
-        in the metrics and raises RateLimited.
+        """Take one request of the tenant if its request bucket has at least 1 left and its token bucket too. Returns
+        the levels after that; infinite levels if the key has no limits per minute. Otherwise counts the refusal in the
+        metrics and raises RateLimited, which names the bucket that is empty and has the levels.
 
         The buckets in Redis decide, and their levels replace the local ones. While Redis does not answer, the local
         buckets decide.

@@ -86,7 +86,8 @@ class SharedBuckets:
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
         """Subtract tokens in Redis, and return the levels after that. A level may become negative; a negative `tokens`
         gives tokens back. A charge that is sent again under its `number` is subtracted once; numbers only grow. A
-        bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES."""
+        bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES if Redis does not answer or
+        refuses."""
         _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 

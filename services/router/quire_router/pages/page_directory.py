@@ -147,11 +147,12 @@ class PageDirectory:
             self._numbers.swept(dead)
 
     def prefixes(self, chains: Sequence[Keys], now_s: float) -> Prefixes:
-        """Return, by holder, the number of leading pages of a chain that it has in every group, reported or expected.
+        """Return, by holder, the number of leading pages of a chain that the holder has in every group, reported or
+        expected.
 
         `chains` are the keys of the chain, an array of equal length for each group. Expected pages are looked up only
-        if reported pages do not decide. This is so at the first page of each run of pages with the same holders, and at
-        the other pages of a run while some holder has the prefix only by expectation.
+        where reported pages do not decide: at the first page of each run of pages with the same holders, and at the
+        other pages of a run while some holder has the prefix only by expectation.
         """
         self._turn_generations(now_s)
         search = _Search(self._numbers.alive, self._numbers.count, len(chains[0]))

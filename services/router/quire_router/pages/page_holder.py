@@ -85,8 +85,8 @@ class PageHolder:
         self._report()
 
     def restart(self) -> None:
-        """Note that the stream has ended. A snapshot that is not complete is dropped; the other pages stay, but `moved`
-        is told that some may be missing."""
+        """Record that the stream has ended. A snapshot that is not complete is dropped; the other pages stay, but
+        `moved` is told that some may be missing."""
         self._follows = False
         if self._coming is not None:
             self._directory.close(self._coming[2])
@@ -145,8 +145,8 @@ class PageHolder:
         return (pool.namespace, pool.group) if pool.namespace else self._pool
 
     def _take_number(self, number: int) -> None:
-        """Take `number`, which the directory has opened, or -1 for none, and report a change to `moved`. The directory
-        drops the pages of the former number."""
+        """Make `number`, which the directory has opened, the holder's number (-1: none), and report a change to
+        `moved`. The directory drops the pages of the former number."""
         former, self.number = self.number, number
         self._report()
         if former >= 0:

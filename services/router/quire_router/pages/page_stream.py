@@ -73,7 +73,8 @@ class PageStream:
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
         Then start the timer of `page_grace_s`, after which the holder's pages are forgotten. The first frame of the
-        next stream stops this timer. Raises PageGap, grpc.RpcError, QuireError."""
+        next stream stops this timer. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and
+        QuireError for a malformed frame."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)

@@ -51,8 +51,9 @@ class LoadReservation:
 
     def release(self) -> None:
         """Remove the request's tokens from the replica's counts of pending and pulled tokens. If the replica has not
-        reported its load since, remove them from the tokens sent, too. The request has its first token or its pages, or
-        will never have them there. Idempotent. Does nothing if the row belongs to another replica by now."""
+        reported its load since the reservation, remove them from the tokens sent, too. Call when the request has its
+        first token or its pages there, or never will. Idempotent. Does nothing if the row belongs to another replica by
+        now."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens

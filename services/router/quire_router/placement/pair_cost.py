@@ -113,8 +113,8 @@ class _Sides:
         return decode if np.isfinite(costs[decode]) else None
 
     def _pair(self, prefill: int, decode: int, cost: np.float64, pull_s: np.float64) -> Pair | None:
-        """Make the pair of two positions; None if its cost is infinite, because the two do not fit. `pull_s` is None if
-        it is not measured."""
+        """Make the pair of two positions; None if its cost is infinite, because the two do not fit. The pair's `pull_s`
+        is None if the time of the pull is not measured."""
         if not np.isfinite(cost):
             return None
         known = float(pull_s) if self.ways.measured[decode] else None

@@ -48,8 +48,8 @@ class Placer:
 
     def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
         """Choose one of `rows` for the whole request or, if disaggregation pays, two of them, one to decode and one to
-        prefill. Reserve load at each, and note in the page directory that the pages will be there. There must be at
-        least one row."""
+        prefill. Reserve load at each, and record in the page directory that the pages are expected there. There must be
+        at least one row."""
         if self._split is None:
             return ReservedSides(self.place(request, rows), None)
         decode, prefill = self._split.choose(request, rows)
@@ -59,9 +59,9 @@ class Placer:
         return ReservedSides(self._reserve_pull(request, decode, near=near), self._reserve(request, prefill))
 
     def _reserve(self, request: PlacementRequest, row: int) -> LoadReservation:
-        """Reserve the load of the request's uncached prompt at a row, and note in the page directory that its pages
-        will be there. Adds the tokens that caches should have to `expected_tokens`. With a single replica, nothing is
-        looked up and all tokens count."""
+        """Reserve the load of the request's uncached prompt at a row, and record in the page directory that its pages
+        are expected there. Adds the tokens that caches should have to `expected_tokens`. With a single replica or
+        without a view of pages, all tokens count as uncached, and nothing is recorded in the directory."""
         cached, held = 0, self._view.held(request, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
@@ -72,9 +72,9 @@ class Placer:
         return LoadReservation(self._table, row, request.weight, request.tokens - cached, held_tokens=held)
 
     def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
-        """Reserve the load of a request at the row that decodes it. The tokens that its device lacks count as pulled,
-        not as computed: they do not delay the engine, but they delay other pulls. Note in the page directory that the
-        pages will be there."""
+        """Reserve the load of a request at the row that decodes the request. The tokens that the row's device lacks
+        count as pulled, not as computed: they do not delay the engine, but they delay other pulls. Record in the page
+        directory that the pages are expected there. `near`: the other side is on the same host."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

@@ -69,7 +69,7 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """Note in the directory that the row will have the request's pages soon, since the request goes there. Pages
+        """Record in the directory that the row will have the request's pages soon, since the request goes there. Pages
         that the row has reported are left out. Does nothing if the router does not know the row's pages."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):

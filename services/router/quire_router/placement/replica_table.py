@@ -189,9 +189,9 @@ class ReplicaTable:
         return sequences
 
     def queue(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the prompt tokens that each replica has yet to compute. This is the larger of two numbers. The first
-        is the number that the replica last reported, plus the tokens that this router has sent since. The second is the
-        number of tokens that this router's own requests still need there."""
+        """Return the prompt tokens that each replica has yet to compute: the larger of two numbers. The first is the
+        number that the replica last reported, plus the tokens that this router has sent since. The second is the number
+        of tokens that this router's own requests still need there."""
         queue: NDArray[np.int64] = np.maximum(
             self.queued_tokens[rows] + self.sent_tokens[rows], self.pending_tokens[rows]
         )
@@ -218,8 +218,8 @@ class ReplicaTable:
         return int(self.host[members[0]] if len(members) else np.setdiff1d(np.arange(1, self.size + 2), self.host)[0])
 
     def _best(self, column: Figures, rows: Rows) -> Figures:
-        """Return, for each row, the largest value of the column among all rows of its model. With only one model,
-        return an array with a single value."""
+        """Return, for each of `rows`, the largest value of the column among all rows of the table with the same model.
+        If the table knows only one model, return an array with a single value, which numpy broadcasts."""
         if len(self._digests) < 2:
             return np.array([column.max()])
         best = np.zeros(len(self._digests))

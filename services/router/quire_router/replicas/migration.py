@@ -117,7 +117,7 @@ class Migration:
 
     def prefill_ended(self, sequence: SequenceState) -> None:
         """Move a sequence whose prompt is computed to its reserved decode side. If it has no reservation, submit it to
-        any replica, or let it wait. If the sequence has ended, it only waits for its text."""
+        any replica, or let it wait. If the engine has ended the sequence, it only waits for its text."""
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
@@ -125,7 +125,7 @@ class Migration:
             self._place_or_wait(sequence)
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """Note that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
+        """Record that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
         side, but fails if it has lost too many engines. A replica that has refused the reservation is not asked again
         for a while."""
         history = self._history_of(sequence)
@@ -196,8 +196,8 @@ class Migration:
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
         """Submit the sequence to a replica that can take it now. A new sequence may be split between a prefill and a
-        decode side. Replicas that refused it lately are left out, and the one that it left last is taken only if there
-        is no other. Returns False if there is no such replica."""
+        decode side. Replicas that refused the sequence lately are left out, and the replica that the sequence left last
+        is taken only if there is no other. Returns False if there is no such replica."""
         if _may_prefill_elsewhere(sequence):
             return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
@@ -207,8 +207,8 @@ class Migration:
         return True
 
     def _submit(self, sequence: SequenceState, replica: Replica) -> None:
-        """Submit the sequence to this replica; it waits no longer. If it was submitted before, this is another attempt
-        under a new handle. Records a migration if it had lost an engine."""
+        """Submit the sequence to this replica, and end its wait if it has waited. If the sequence was submitted before,
+        this is another attempt under a new handle. Records a migration if the sequence had lost an engine."""
         history = sequence.migration_history
         self._pending.leave(sequence)
         if sequence.submitted:

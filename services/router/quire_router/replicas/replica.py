@@ -113,7 +113,8 @@ class Replica:
         self.session.submit(sequence)
 
     async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
-        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError, InvalidArgument."""
+        """Return the ticket of a transfer that is open at the engine. Raises grpc.RpcError if the call fails, and
+        InvalidArgument for a ticket that cannot be read."""
         return await self.client.ticket(transfer_id, timeout_s)
 
     async def run(self) -> None:

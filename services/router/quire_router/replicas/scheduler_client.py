@@ -61,9 +61,9 @@ class SchedulerClient:
         await self.stub.SetRole(sb.SetRoleRequest(role=role, drain_timeout_ms=round(timeout_s * 1000)))
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
-        """Yield the scheduler's page events, with token ids. The events begin after number `after_sequence` of `epoch`.
-        If the scheduler does not have these events any more, it sends a snapshot first. The call is cancelled when the
-        generator is closed."""
+        """Yield the scheduler's page events, with token ids. The events begin after number `after_sequence` of `epoch`
+        (None: with a snapshot). If the scheduler does not have these events any more, it sends a snapshot first. The
+        call is cancelled when the generator is closed."""
         request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
         call = self.stub.WatchPages(request)
         try:

@@ -57,6 +57,8 @@ def _ticket(message: sb.Ticket) -> Ticket | None:
 
 
 def _finished(message: sb.Finished, instance: str) -> Finished:
+    """Convert the report of a request's end: handle, cached tokens, timings with the scheduler's `instance`, and the
+    stop token (None if no stop token ended the request)."""
     stop_token_id = message.stop_token_id if message.HasField("stop_token_id") else None
     timings = _hop_timings(message.timings, instance)
     return Finished(message.handle, message.usage.cached_tokens, timings, stop_token_id)
@@ -76,6 +78,8 @@ def _prefills(finished: Iterable[sb.Finished], prefilled: Iterable[sb.Prefilled]
 
 
 def _pulled(message: sb.Pulled, instance: str) -> Pulled:
+    """Convert the report of a pull of KV pages: handle, pages that came and that were wanted, microseconds, error (None
+    if the pull succeeded), and whether the source was on the same host."""
     error = from_message(message.error) if message.HasField("error") else None
     found = PulledPages(message.pages, message.wanted_pages, message.us, error, instance)
     return Pulled(message.handle, found, message.near)

@@ -173,6 +173,8 @@ def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
 
 
 def _handover_to_pb(handle: int, ticket: Ticket | None, token: bytes, give_up: bool) -> sb.Handover:
+    """Convert a handover to a decode side: the ticket of the pages (None: not in this message), and int32 bytes of
+    sampled tokens. `give_up`: there are no pages to pull."""
     message = sb.Handover(handle=handle, token=token, give_up=give_up)
     if ticket is not None:
         message.ticket.CopyFrom(ticket_to_pb(ticket))

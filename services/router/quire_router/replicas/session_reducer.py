@@ -72,7 +72,8 @@ class SessionReducer:
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
         """Report all sequences and reservations as lost, because the session has ended, and empty both tables. If a
         request may have caused an end with this `reason`, the sequences that the engine had admitted become suspects;
-        the others and the reservations are bystanders."""
+        the others and the reservations are bystanders. `unreachable`: the connection was lost, so the engine may still
+        run."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -89,9 +90,9 @@ class SessionReducer:
             reservation.lost(waited)
 
     def _apply_failures(self, failed: Sequence[Failed]) -> None:
-        """Drop the sequences and reservations that the scheduler has failed. If the request itself is at fault, it
-        fails; otherwise report it as lost, so that another engine takes it. Admitted sequences that failed with the
-        same code in one message share one cause, such as a lost worker."""
+        """Drop the sequences and reservations that the scheduler has failed. If the request itself is at fault, the
+        sequence fails; otherwise it is reported as lost, so that another engine takes it. Admitted sequences that
+        failed with the same code in one message share one cause, such as a lost worker."""
         ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
             if (sequence := self._sequences.get(handle)) is not None and sequence.admitted:
@@ -107,7 +108,8 @@ class SessionReducer:
 
     def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
         """Release the sequence's load. If the request itself is at fault, fail the sequence with this error; otherwise
-        report the sequence as lost."""
+        report the sequence as lost. `outage` covers all sequences that failed for the same cause; None: this one failed
+        alone."""
         sequence.placement.release_load()
         failure = failure_of(self._source.instance, error, admitted=sequence.admitted, outage=outage)
         if failure is None:
@@ -133,8 +135,8 @@ class SessionReducer:
 
     def _apply_prefill(self, prefilled: Prefilled) -> None:
         """Drop a sequence whose prefill is done, close its text stream, release its load, and notify its KV route. If
-        the engine should have decoded the sequence, too, report it as lost instead. Ignore a sequence that is unknown
-        or has all its tokens."""
+        the sequence was to be decoded at this engine too, report the sequence as lost instead of notifying. Ignore a
+        sequence that is unknown or has all its tokens."""
         sequence = self._sequences.get(prefilled.handle)
         if sequence is None or sequence.engine.finish:  # the Detokenize stream of this session ends the sequence
             return
@@ -199,8 +201,8 @@ def apply_rows(
 
 
 def _admit(sequence: SequenceState, admitted: Admitted, source: TransferSource) -> None:
-    """Note that the engine has begun to run the sequence, with so many cached tokens, and give the ticket, if there is
-    one, to its KV route. The admission of another attempt is ignored."""
+    """Record in the sequence that the engine has begun to run it, with so many cached tokens. Give the ticket, if there
+    is one, to the sequence's KV route. The admission of another attempt is ignored."""
     if admitted.attempt != sequence.attempt:
         return
     sequence.engine.admit(admitted.attempt, admitted.cached_tokens)

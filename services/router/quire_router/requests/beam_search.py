@@ -89,9 +89,10 @@ class BeamSearch:
         self._token_bytes = token_bytes
 
     async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, best
-        first. The search takes places until it ends, and charges tokens. Raises QuireError: Unsupported for options
-        that beam search does not honour, and DeadlineExceeded at the caller's timeout."""
+        """Find the n best beams of each prompt. Returns a generation that has ended, and one delta for each beam, by
+        prompt, best first. The search takes places until it ends, and charges tokens. Raises Unsupported for options
+        that beam search does not honour, DeadlineExceeded at the caller's timeout, and the QuireErrors of
+        `Pipeline.admitted`, `render` and `generate`."""
         check_beams(job)
         async with within_deadline(caller, arrived_ns), self._pipeline.admitted(caller, job.weight):
             rendering = await self._pipeline.render(job, caller, arrived_ns)
@@ -195,7 +196,7 @@ class BeamSearch:
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam, tenant: str) -> Delta:
         """Make the delta of a beam, with its text (decoded by a tokenizer), its ids and its finish reason. The delta
-        has logprobs if the job asks for them."""
+        has logprobs if the job asks for them. `index` is the number of the answer."""
         stop_id = int(beam.ids[-1]) if beam.stopped else None
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
         text = ""

@@ -110,7 +110,7 @@ class _Candidates:
     def likeliest(self, among: NDArray[np.bool_], count: int, *, stopped: bool) -> list[Beam]:
         """Return the `count` likeliest beams that end in one of the candidates `among`, likeliest first. All these
         beams have the same length, so the likeliest beams also have the best scores. Between equally likely beams, the
-        earlier candidate comes first."""
+        earlier candidate comes first. `stopped`: these candidates are end tokens."""
         places = np.flatnonzero(among)
         order = np.argsort(-self._totals[places], kind="stable")[:count]
         return [self._longer(place, stopped=stopped) for place in places[order].tolist()]
@@ -126,7 +126,7 @@ class _Candidates:
 
     def _packed(self, place: int, number: int) -> bytes:
         """Pack the logprob entry of a beam's new token: its id, its logprob, its rank (from 1), and as many
-        alternatives as the client asks for."""
+        alternatives as the client asks for. `place` is the candidate's index, and `number` the beam's."""
         entry, rank = self._entries[number], place - int(self._firsts[number]) + 1
         ids = np.asarray(entry.top_ids[: self._top_logprobs], np.int32).tobytes()
         logprobs = np.asarray(entry.top_logprobs[: self._top_logprobs], np.float32).tobytes()

@@ -41,8 +41,8 @@ class Encoder:
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
         """Tokenize all prompts of a job: texts by one call, each chat by a call that renders it; prompts of token ids
-        stay as they are. Raises QuireError, with PROMPT_TOO_LONG if a text or chat has more than `max_tokens` tokens,
-        unless the job wants its prompts truncated."""
+        stay as they are. Raises the tokenizer's QuireError. One is PROMPT_TOO_LONG, for a text or chat of more than
+        `max_tokens` tokens, unless the job wants its prompts truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -95,7 +95,8 @@ class Encoder:
     async def constrained(self, job: GenerateJob, context: RequestContext, prompt_end: int) -> GenerateJob:
         """Return the job with the compiled grammar that its answer must match; a job without a structure is returned
         unchanged. In an answer to a chat, the constraint begins after the reasoning. This holds also for a chat that
-        comes as token ids, which an earlier call rendered. Raises QuireError that names the client's field."""
+        comes as token ids, which an earlier call rendered. Raises InvalidArgument, which names the client's field, if
+        the structure cannot be compiled, and other QuireErrors if no tokenizer compiles it."""
         structure = job.structure
         if structure is None:
             return job

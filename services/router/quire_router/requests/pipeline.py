@@ -133,7 +133,8 @@ class Pipeline:
     @contextlib.asynccontextmanager
     async def admitted(self, caller: Caller, weight: int) -> AsyncIterator[None]:
         """Hold `weight` places while the `with` block lasts. The block may start several jobs, one after the other.
-        Raises Overloaded, Unavailable, InvalidArgument."""
+        Raises Overloaded if too few places are free, Unavailable while admission is paused, and InvalidArgument if
+        `weight` exceeds a limit."""
         await self._enter(caller, weight)
         try:
             yield
@@ -231,7 +232,8 @@ class Pipeline:
 
     async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
         """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but send nothing to a
-        replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError."""
+        replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError if the job is not valid,
+        the model is unknown, or a tokenizer refuses or fails."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
@@ -247,7 +249,8 @@ class Pipeline:
         last. Charge the prompts, truncate them, and check all lengths. Check that the model and the tokenizer can do
         what the job asks for.
 
-        Returns the completed job, each prompt's ids, and the tokenizer's time. Raises QuireError.
+        Returns the completed job, each prompt's ids, and the tokenizer's time. Raises QuireError if a check fails, or a
+        tokenizer refuses or fails.
         """
         job = await self._resolve_words(job, context)
         check_known(job.sampling.processors, processors_in(served.model.capabilities))
@@ -288,7 +291,8 @@ class Pipeline:
         ]
 
     async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
-        """Return the job with the token ids of its bad words added to its logit controls. Raises QuireError."""
+        """Return the job with the token ids of its bad words added to its logit controls. Raises QuireError if the
+        tokenizer fails, or `check_sampling` refuses the words."""
         if not job.bad_words:
             return job
         controls = job.sampling.controls or NEUTRAL
@@ -357,7 +361,8 @@ class Pipeline:
 
     async def _enter(self, caller: Caller, weight: int) -> None:
         """Take `weight` places of the limit of the caller's key, and then of this router's own limit; take none if
-        either refuses. Counts refusals in the metrics. Raises Overloaded, Unavailable, InvalidArgument."""
+        either refuses. Counts refusals in the metrics. Raises Overloaded if too few places are free, Unavailable while
+        admission is paused, and InvalidArgument if `weight` exceeds one of the limits."""
         limit = caller.limits.max_concurrent
         try:
             await self._concurrency.enter(caller.tenant, limit, weight)
@@ -372,6 +377,7 @@ class Pipeline:
         metrics.in_flight.inc(weight)
 
     def _leave(self, caller: Caller, weight: int) -> None:
+        """Give back `weight` places of the limit of the caller's key and of this router's own limit."""
         self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight)
         self._admission.leave(weight)
         metrics.in_flight.dec(weight)

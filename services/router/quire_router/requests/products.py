@@ -83,7 +83,7 @@ def check_compiled(job: GenerateJob) -> None:
 
 
 def _check_product(what: str, each: int, times: int, most: int, param: str) -> None:
-    """Raise InvalidArgument, naming `param`, where `each` x `times` exceeds `most`. `what` describes the product."""
+    """Raise InvalidArgument, naming `param`, if `each` x `times` exceeds `most`. `what` describes the product."""
     if each * times > most:
         raise InvalidArgument(
             "PRODUCT_TOO_LARGE",

@@ -66,9 +66,8 @@ class ClientProgress:
         return self._text.confirmed - self._taken
 
     def take_delta(self, most_tokens: int | None = None) -> Delta:
-        """Return all output since the last call as a delta, perhaps with the finish reason. If the delta would have
-        more than `most_tokens` tokens, and its tokens have offsets, it is cut; the next calls return the rest and the
-        end."""
+        """Return all output since the last call as a delta, perhaps with the finish reason. A delta of more than
+        `most_tokens` tokens is cut if its tokens have offsets; the next calls return the rest and the end."""
         start, end = self._taken, self._text.confirmed
         text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
         self.parts = []

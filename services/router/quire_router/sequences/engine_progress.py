@@ -72,8 +72,8 @@ class EngineProgress:
         return (self.last_token_ns - self.first_token_ns) / gaps * 1e-9 if gaps > 0 else 0.0
 
     def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
-        """Add some tokens, and the finish reason if this is the end (0: it is not). Notes the time of the first and
-        last token."""
+        """Add tokens (int32 bytes) and, at the end, the finish reason (0: this is not the end). Stores the times of the
+        first and the last token; `now_ns` is a monotonic time."""
         self.output_ids += token_ids
         self.rows += 1
         if finish:
@@ -128,8 +128,10 @@ class EngineProgress:
         self.finish = LENGTH
 
     def close_attempt(self, max_tokens: int, *, confirmed: int, with_entries: bool) -> None:
-        """Clean up after an engine that sends nothing more. Forget an end by an error, and remove tokens whose logprob
-        entry has not come. End the sequence if it has `max_tokens`."""
+        """Clean up after an engine that sends nothing more. Forget an end by an error. With `with_entries`, remove
+        tokens whose logprob entry has not come, unless entries are missing for some of the `confirmed` tokens, whose
+        text has come. End the sequence with the finish reason `length` if it has `max_tokens`. Does nothing else if the
+        engine had ended the sequence."""
         if self.finish == ERROR:
             self.finish = 0
         if self.finish:

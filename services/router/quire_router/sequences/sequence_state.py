@@ -195,7 +195,8 @@ class SequenceState:
 
     def row_came(self, finish: int, now_ns: int) -> None:
         """Release the reserved load, and tell the KV route about the row. Called for the first row at this holder; if
-        the sequence has a KV route, called for all rows."""
+        the sequence has a KV route, called for all rows. `finish` is the row's finish reason, 0 if this is not the last
+        row."""
         self.placement.release_load()
         self.follows_rows = self.kv.route is not None
         if self.kv.route is not None:

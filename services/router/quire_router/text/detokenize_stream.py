@@ -114,7 +114,8 @@ class DetokenizeStream:
         answer; each answer is applied to the sequences. The stream is cancelled if the tokenizer owes an answer and is
         silent for `--tokenizer-timeout-s`.
 
-        If the tokenizer dies or hangs, this counts against the sequences in unanswered messages. Raises grpc.RpcError.
+        If the tokenizer dies or hangs, this counts against the sequences in unanswered messages. Raises grpc.RpcError
+        if the call ends with an error.
         """
         out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []

@@ -137,8 +137,8 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def note_answer(self) -> SequenceState | None:
-        """Note that the tokenizer has answered the oldest message. If this answer completes the open of a suspect, the
-        suspect is cleared, and is returned; otherwise returns None."""
+        """Remove the oldest unanswered message, because the tokenizer has answered it. If this answer completes the
+        open of a suspect, the suspect is cleared, and is returned; otherwise returns None."""
         self._opening_bytes -= self._unanswered.popleft()[1]
         self._wake.set()  # there may be room for more opens, or for what waited for the last answer
         opening = self._opening_suspect

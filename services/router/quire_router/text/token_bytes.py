@@ -21,7 +21,7 @@ class TokenBytes:
 
     async def ensure(self, ids: Iterable[int]) -> None:
         """Fetch the bytes of ids that are not in the cache. If the cache would grow too large, forget all ids that are
-        not in `ids`. Raises QuireError."""
+        not in `ids`. Raises QuireError if no tokenizer answers, or the tokenizer refuses the ids."""
         wanted = set(ids)
         unknown = sorted(wanted - self._known.keys())
         if not unknown:

@@ -93,8 +93,8 @@ class TokenizeStream:
 
     async def _run_stream(self, backoff: Backoff) -> None:
         """Run one stream, and give each answer to the `ask` call that waits for it. When the stream ends, all `ask`
-        calls that still wait return None if the stream hangs, and otherwise raise Unavailable. Raises
-        grpc.RpcError."""
+        calls that still wait return None if the stream hangs, and otherwise raise Unavailable. Raises grpc.RpcError if
+        the call ends with an error."""
         out = self._out = asyncio.Queue()
         call = self._call = self._stub.Tokenize(_messages(out))
         self._hangs = False

@@ -107,7 +107,7 @@ class TokenizerClient:
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, decoded as a whole by a tokenizer; special tokens are left out by default.
-        Raises QuireError."""
+        Raises QuireError if no tokenizer answers, or the tokenizer refuses the ids."""
         request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=skip_special_tokens)
         response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
         return str(response.texts[0])

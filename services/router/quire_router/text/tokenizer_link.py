@@ -83,7 +83,8 @@ class TokenizerLink:
 
     async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
         """Tokenize texts over the standing stream. If the stream does not take the request, or does not answer in time,
-        make a unary call instead. Raises QuireError, grpc.RpcError."""
+        make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if the unary call
+        fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(encode=request))
             if answer is not None:
@@ -95,7 +96,8 @@ class TokenizerLink:
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
         """Render and tokenize a conversation over the standing stream. If the stream does not take the request, or does
-        not answer in time, make a unary call instead. Raises QuireError, grpc.RpcError."""
+        not answer in time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if
+        the unary call fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(render=request))
             if answer is not None:
@@ -107,7 +109,8 @@ class TokenizerLink:
 
     async def compile(self, request: tb.CompileGrammarRequest) -> tb.CompileGrammarResponse:
         """Compile a grammar over the standing stream. If the stream does not take the request, or does not answer in
-        time, make a unary call instead. Raises QuireError, grpc.RpcError."""
+        time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if the unary call
+        fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(compile=request))
             if answer is not None:
@@ -198,8 +201,8 @@ class TokenizerLink:
         )
 
     async def _serves(self) -> bool:
-        """Whether the health service says that the tokenizer serves; True where it has no such service. Raises
-        grpc.RpcError."""
+        """Return whether the health service says that the tokenizer serves; True if the tokenizer has no health
+        service. Raises grpc.RpcError if the health service does not answer."""
         try:
             response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -98,8 +98,9 @@ class TokenizerPool:
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
         """Run a unary call on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on another
-        tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, TOKENIZER_LIMIT for
-        a call that has lost two tokenizers, and NO_TOKENIZER.
+        tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, and TOKENIZER_LIMIT
+        for a call that has lost two tokenizers. Raises NO_TOKENIZER if no tokenizer is healthy for `connect_timeout_s`,
+        or three attempts have failed.
 
         The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, and
         each suspect has a tokenizer to itself. So only the call that causes the losses loses a second tokenizer; this

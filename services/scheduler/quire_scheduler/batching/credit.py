@@ -83,6 +83,7 @@ class Credit:
         return None if self._budget_sent else self._budget
 
     def granted(self, seq: int) -> None:
+        """Note that Grant `seq` was made with the budget, and begin to measure its lead."""
         self._sent = seq
         self._budget_sent = True
         self._lead.sent(seq)

@@ -98,6 +98,8 @@ class Growth:
         return grown
 
     def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
+        """Whether any of these slots has pages for fewer positions than its known ones plus `lead`, or than its ceiling
+        if that is lower."""
         slots = self._replica.slots
         wanted = np.minimum(slots.known_len[active] + lead, slots.ceiling[active])
         return bool(np.count_nonzero(wanted > slots.capacity[active]))

@@ -167,6 +167,8 @@ class Lifecycle:
         del replica.requests[request.session, request.handle]
 
     def _count(self, request: Request, reason: str, code: str = "") -> None:
+        """Count an ended request by reason, and call `ended`, if given, with the reason and the error's code (empty: no
+        error)."""
         self._replica.stats.ended(reason)
         if self._ended is not None:
             self._ended(request, reason, code)

@@ -120,7 +120,8 @@ class Request:
         held_tokens: int | None = None,
     ) -> Request:
         """Make a request that arrived at `now` and is QUEUED. Its output begins with the sequence's output ids, which
-        are the tokens of earlier attempts."""
+        are the tokens of earlier attempts. `held_tokens` is the number of leading tokens whose pages somebody has, as
+        the router believes; None if unknown."""
         output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
         return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 

@@ -326,5 +326,5 @@ class Scheduler:
         return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
-        """Check that all parts agree with one another. Called in idle moments and by tests. Raises AssertionError."""
+        """Raise AssertionError unless all parts agree with one another. Called in idle moments and by tests."""
         self._replica.check_integrity()

@@ -257,9 +257,9 @@ class Pulls:
         return max(held, key=lambda request: request.order_key, default=None)
 
     def reclaim_pages(self, request: Request) -> int:
-        """Take back the pages of a request that holds some without a slot, and set the request aside. It pulls again
-        later, unless its session was told already how the pull went. Returns the number of pages that become free, now
-        or when cancelled moves are reported."""
+        """Take back the pages of a request that holds some without a slot, and set the request aside. The request pulls
+        again later, unless its session was told already how the pull went. Returns the number of pages that become
+        free, now or when cancelled moves are reported."""
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)

@@ -125,9 +125,9 @@ class PagePools:
         written: Iterable[tuple[int, Sequence[int]]],
         read: Iterable[tuple[int, Sequence[int]]],
     ) -> None:
-        """Check references and loans. The references must be those of the requests' tables and of the moves that write
-        (`written`). The loans must be those of the moves that read (`read`). Both arguments are (group, pages). Raises
-        AssertionError."""
+        """Raise AssertionError unless references and loans are as expected. The references must be those of the
+        requests' tables and of the moves that write (`written`). The loans must be those of the moves that read
+        (`read`). Both arguments have one (group, pages) for each move."""
         requests, written, read = list(requests), list(written), list(read)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]

@@ -392,6 +392,7 @@ def _after(session: int) -> int:
 
 
 def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+    """Start the work as a task, and keep it in `among` until it is done."""
     task = asyncio.ensure_future(work)
     among.add(task)
     task.add_done_callback(among.discard)

@@ -245,6 +245,8 @@ class Session:
             self._add(None)
 
     def _add(self, message: scheduler_pb2.SessionResponse | None) -> None:
+        """Put the message (None: the session's end) at the end of the queue, to which nothing is joined then, and wake
+        the stream."""
         self._waiting.append(message)
         self._last = None
         self._wake.set()

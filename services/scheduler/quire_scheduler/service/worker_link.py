@@ -244,7 +244,8 @@ def _lost(how: str) -> Unavailable:
 
 
 async def _failure(call: Any) -> QuireError:
-    """Return the error of a Run stream that ended before its first frame."""
+    """Return the error of a Run stream that ended before its first frame: the typed form of its gRPC error, else
+    FailedPrecondition WORKER_LOST."""
     try:
         await call
     except grpc.RpcError as error:

@@ -97,6 +97,7 @@ class _GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's set
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """Parse the tag, and the body up to `endgeneration`, to a scope node that renders the body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)

@@ -35,8 +35,8 @@ class ThinkingMarks:
 
 def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMarks:
     """Find the tokens between which the model thinks. They are those of `reasoning_config` (JSON with the two strings)
-    or, if it is empty, a known pair among the added tokens. Both are empty if there is no such pair. Raises
-    ConfigError."""
+    or, if it is empty, a known pair among the added tokens. Both are empty if there is no such pair. Raises ConfigError
+    for a `reasoning_config` that is not JSON of two strings, each of 1 to MAX_MARK_TOKENS tokens."""
     if reasoning_config:
         return _configured(tokenizer, reasoning_config)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}

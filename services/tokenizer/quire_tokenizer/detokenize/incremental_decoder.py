@@ -24,6 +24,8 @@ _MAX_UNREAD = 64
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """Handle an error of a codec: replace each byte that cannot be decoded by U+FFFD. Returns the replacement and the
+    position at which to go on. Raises the error itself if it is one of encoding."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return REPLACEMENT * (error.end - error.start), error.end
@@ -92,6 +94,8 @@ class TableDecoder:
         return self._stripped(self._join(piece.encode() if isinstance(piece, str) else piece))
 
     def _join(self, raw: bytes) -> str:
+        """Decode the pending bytes and `raw`; return the whole characters. Bytes of an incomplete character at the end
+        stay pending."""
         raw = self._pending + raw
         text, consumed = codecs.utf_8_decode(raw, self._errors, False)
         self._pending = raw[consumed:]

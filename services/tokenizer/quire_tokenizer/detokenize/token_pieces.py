@@ -37,8 +37,8 @@ class TokenPieces:
 
 def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces | None:
     """Make the table of this tokenizer, if its decoder is ByteLevel, Metaspace or SentencePiece's byte fallback.
-    Returns None for any other decoder, which may look at more than one token at a time, or for none. `tokens` has the
-    tokenizer's tokens by id."""
+    Returns None for a tokenizer without a decoder, and for any other decoder, which may look at more than one token at
+    a time. `tokens` has the tokenizer's tokens by id."""
     if tokenizer.decoder is None:
         return None
     shape = json.loads(tokenizer.decoder.__getstate__())
@@ -93,6 +93,8 @@ def _byte_fallback(tokens: Mapping[int, str], steps: list[dict[str, Any]]) -> To
         return None
 
     def token_bytes(token: str) -> bytes:
+        """Return the token's bytes: the one byte that a token such as <0x0A> names, otherwise the UTF-8 bytes of its
+        text after the Replace steps."""
         for pattern, content in replacements:
             token = token.replace(pattern, content)
         match = _BYTE_TOKEN.fullmatch(token)
@@ -110,7 +112,9 @@ def _table(
     strip_start: int = 0,
 ) -> TokenPieces:
     """Make the table from each token's bytes. A piece is text if the bytes are whole characters; otherwise it is bytes.
-    Ids without a token, and one further id at the end, have empty pieces."""
+    Ids without a token, and one further id at the end, have empty pieces. `first` has the pieces that differ for a
+    text's first token, and `strip_start` is the number of spaces to remove at the text's start. `replace_each_byte`:
+    each wrong byte becomes a U+FFFD, not each broken character."""
     pieces: list[Piece] = [""] * (max(tokens, default=-1) + 2)
     for i, token in tokens.items():
         raw = token_bytes(token)

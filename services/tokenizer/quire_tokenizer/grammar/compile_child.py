@@ -71,8 +71,9 @@ class Compiler:
         return {"text": text, "warnings": warnings}
 
     def compile(self, source: GrammarSource) -> tuple[str, list[str]]:
-        """Return canonical text that llguidance compiles, and at most 20 warnings of what it does not enforce. Computes
-        some masks too, since llguidance finds some errors only there. Raises GrammarRefused."""
+        """Return canonical text that llguidance compiles, and at most 20 warnings of what the text does not enforce.
+        Computes some masks too, since llguidance finds some errors only there. Raises GrammarRefused for a source that
+        is bad or too large, and one that llguidance refuses."""
         warnings: list[str] = []
         text = canonical_text(source, self._output_format, warnings)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))

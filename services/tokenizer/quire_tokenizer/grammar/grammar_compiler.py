@@ -175,7 +175,7 @@ class GrammarCompiler:
     async def _compile_in_child(self, source: GrammarSource) -> CompiledGrammar:
         """Check a source, have a child process compile it, and return the grammar in the answer. Raises GrammarRefused
         if the source is bad, takes too long or ends the process. Raises Unsupported if llguidance cannot read the
-        vocabulary, and Overloaded if too many sources wait."""
+        vocabulary, and Overloaded if too many sources wait or the process does not start."""
         _check_source(source)
         try:
             answer = (await self._children.run(framed(source.job()))).message

@@ -22,7 +22,8 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def check_depth(value: Any, what: str) -> None:
-    """Raise GrammarRefused if lists and objects are nested more than MAX_DEPTH levels deep."""
+    """Raise GrammarRefused if lists and objects are nested more than MAX_DEPTH levels deep. `what` is the value's name
+    in the error."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:

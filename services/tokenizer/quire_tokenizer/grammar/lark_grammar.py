@@ -45,7 +45,7 @@ class LarkGrammar:
 
     def literal(self, text: str) -> str:
         """Return the expression that matches a text: quoted strings in turn with the ids of the added tokens in the
-        text. For an empty text, it is an empty string."""
+        text. The expression of an empty text is `""`."""
         if not text:
             return '""'
         if self._added_tokens is None:
@@ -65,9 +65,9 @@ class LarkGrammar:
         return text in self._added
 
     def until(self, end: str) -> str:
-        """Return the expression for the shortest text that ends with `end`, including the end. It is a lazy rule up to
-        the first added token of `end`, then the rest as a literal. If `end` begins with an added token, any text
-        without special tokens comes before it."""
+        """Return the expression for the shortest text that ends with `end`, including the end: a lazy rule up to the
+        first added token of `end`, then the rest as a literal. If `end` begins with an added token, any text without
+        special tokens comes before `end`."""
         first = self._added_tokens.search(end) if self._added_tokens is not None else None
         if first is not None and first.start() == 0:
             return f"{TEXT} {self.literal(end)}"
@@ -97,7 +97,8 @@ class LarkGrammar:
         return canonical_json({"grammars": [{"name": _TOP, "lark_grammar": rules}, *self._subgrammars]})
 
     def _add_subgrammar(self, kind: str, body: dict[str, Any]) -> str:
-        """Add a subgrammar, unless an equal one was added before. Returns its name as an expression."""
+        """Add a subgrammar with this body, unless an equal one was added before. `kind` begins its name. Returns its
+        name as an expression."""
         for known in self._subgrammars:
             if {**known, "name": ""} == {"name": "", **body}:
                 return f"@{known['name']}"

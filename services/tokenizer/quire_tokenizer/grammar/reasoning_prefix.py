@@ -30,9 +30,9 @@ class ReasoningPrefix:
 
     def expression(self, grammar: LarkGrammar, prompt_end: PromptEnd) -> str:
         """Return the expression of the reasoning before the answer; empty if the model has none, or the prompt ends
-        after it. If the prompt ends within reasoning, it is the rest up to the end marker. If that is unknown, the
-        reasoning is optional, or only its start marker is, for a family that is assumed to reason. For Harmony, it ends
-        with the header of the final message."""
+        after it. If the prompt ends within reasoning, the expression is the rest up to the end marker. If `prompt_end`
+        is "unknown", the whole reasoning is optional; for a family that is assumed to reason, only its start marker is
+        optional. For Harmony, the expression ends with the header of the final message."""
         if self.is_harmony:
             return f"{harmony_reasoning(grammar)} {grammar.literal('<|channel|>final<|message|>')}"
         family = families.REASONING_FAMILIES.get(self.reasoning_parser)

@@ -130,7 +130,8 @@ class StructuralTags:
 
     def _separated(self, tag_format: Format) -> str:
         """Return the expression of tags with a separator between them, and no other text. `at_least_one` requires a
-        tag; `stop_after_first` allows one tag at most."""
+        tag; `stop_after_first` allows one tag at most. Raises GrammarRefused without tags, for a malformed tag, and for
+        a missing separator unless `stop_after_first` is set."""
         tags = self._any_of([self._tag(each) for each in _list(tag_format, "tags")])
         if tag_format.get("stop_after_first"):
             return tags if tag_format.get("at_least_one") else f"{tags}?"
@@ -140,7 +141,8 @@ class StructuralTags:
         return whole if tag_format.get("at_least_one") else f"({whole})?"
 
     def _any_of(self, expressions: Sequence[str]) -> str:
-        """Return the expression for any one of these. Raises GrammarRefused for none, or for more than MAX_CHOICES."""
+        """Return the expression for any one of these. Raises GrammarRefused for an empty list, or for more than
+        MAX_CHOICES."""
         if not expressions:
             raise bad_grammar("The structural tag has a list without elements.", "Name at least one.", "elements")
         if len(expressions) > MAX_CHOICES:
@@ -169,6 +171,8 @@ def _of_schema(structure: Format) -> Format:
 
 
 def _field(tag_format: Any, name: str) -> Any:
+    """Return the member `name` of a part of the tag. Raises GrammarRefused if the part is no object or has no such
+    member."""
     found = tag_format.get(name, _MISSING) if isinstance(tag_format, dict) else _MISSING
     if found is _MISSING:
         raise bad_grammar(f"A part of the structural tag has no {name}.", f"Add {name}.", name)
@@ -176,6 +180,7 @@ def _field(tag_format: Any, name: str) -> Any:
 
 
 def _text(tag_format: Any, name: str) -> str:
+    """Return the member `name` of a part of the tag. Raises GrammarRefused if it is missing or is no text."""
     found = _field(tag_format, name)
     if not isinstance(found, str):
         raise bad_grammar(f"{name} of a structural tag is no text.", "Send a text.", name)
@@ -183,6 +188,8 @@ def _text(tag_format: Any, name: str) -> str:
 
 
 def _list(tag_format: Any, name: str) -> list[Any]:
+    """Return the member `name` of a part of the tag; the items are not checked. Raises GrammarRefused if it is missing
+    or is no list."""
     found = _field(tag_format, name)
     if not isinstance(found, list):
         raise bad_grammar(f"{name} of a structural tag is no list.", "Send a list.", name)

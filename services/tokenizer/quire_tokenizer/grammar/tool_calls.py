@@ -29,7 +29,7 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
     """Return the expression of an answer with tool calls, in the format of this tool parser, without the reasoning
     (Harmony's is included). If calls are required, the answer is calls alone; otherwise free text may come before a
     call, or instead of one. `parallel` allows several calls. Raises GrammarRefused for an unknown parser, a bad schema,
-    or if there is no tool."""
+    or if there is no tool. What is not enforced is added to `warnings`."""
     family = families.TOOL_FAMILIES.get(parser)
     if family is None and parser != families.HARMONY:
         raise bad_grammar(
@@ -51,9 +51,9 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
 
 
 def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
-    """Return the tools that may be called, each with a prepared schema. If the tool is strict or a call is required, it
-    is the tool's own schema, otherwise any object. Adds to `warnings` the parts of schemas that are not enforced.
-    Raises GrammarRefused if there is no tool, or a schema is bad."""
+    """Return the tools that may be called, each with a prepared schema: the tool's own if the tool is strict or a call
+    is required, otherwise a schema of any object. Adds to `warnings` the parts of schemas that are not enforced. Raises
+    GrammarRefused if there is no tool, or a schema is bad."""
     given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:
@@ -74,6 +74,8 @@ def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
 
 
 def _harmony(calls: CallGrammar, grammar: LarkGrammar, *, required: bool) -> str:
+    """Return the expression of an answer in Harmony's format: reasoning, then a call. Unless calls are `required`, a
+    final message of free text may stand in place of the call."""
     call = f"{grammar.literal(calls.begin)} {calls.rest}"
     answer = call if required else f"({call} | {grammar.literal('<|channel|>final<|message|>')} {TEXT})"
     return f"{harmony_reasoning(grammar)} {answer}"

@@ -42,6 +42,8 @@ class _Markers:
 
     @classmethod
     def of(cls, markers: frozenset[str], added: Mapping[str, int]) -> _Markers:
+        """Divide the markers: those that are added tokens, by their id in `added`, and the others, which are searched
+        in the text."""
         return cls(
             {added[marker]: marker for marker in markers if marker in added}, TextMarkers(markers - added.keys())
         )
@@ -120,8 +122,8 @@ class AnswerParsers:
 
     def _parser(self, options: ParseOptions, writer: PartWriter) -> OutputParser:
         """Make the parser of one answer: Harmony's, or the tool parser if calls are wanted, else one of plain content.
-        If reasoning is wanted, a reasoning parser is put around it. That starts within reasoning if the prompt ends so,
-        or if this is unknown and the family assumes it."""
+        If reasoning is wanted, a reasoning parser is put around this parser. The reasoning parser starts within
+        reasoning if the prompt ends so, or if this is unknown and the family assumes it."""
         if self._harmony:
             return HarmonyParser(writer, calls=options.calls)
         parser: OutputParser = PlainContent(writer)
@@ -134,14 +136,15 @@ class AnswerParsers:
 
 
 def choose_parsers(added: Mapping[str, int], template: str, tool_parser: str, reasoning_parser: str) -> AnswerParsers:
-    """Make the parsers with these names; "": the chat template decides; "none": no parser. Raises ConfigError."""
+    """Make the parsers with these names; "": the chat template decides; "none": no parser. Raises ConfigError for an
+    unknown name."""
     tools = tool_parser or families.detect_tool_family(template)
     reasoning = reasoning_parser or families.detect_reasoning_family(template, added)
     return AnswerParsers(added, *("" if name == NO_PARSER else name for name in (tools, reasoning)))
 
 
 def _known(name: str, names: Collection[str], option: str) -> str:
-    """Return the name. Raises ConfigError if there is no such parser."""
+    """Return the name. Raises ConfigError, which names `option`, if there is no such parser."""
     if name in names:
         return name
     flag = option.replace("_", "-")

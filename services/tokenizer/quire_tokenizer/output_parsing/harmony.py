@@ -92,7 +92,8 @@ class HarmonyParser:
             self._write = self._writer.write_content
 
     def _end_message(self) -> None:
-        """End the message or the header. A header of a call that has no message is noted as a failure."""
+        """End the message or the header. A header of a call that has no message adds NO_CALL_FOUND to the writer's
+        failures."""
         if self._calls and _RECIPIENT.search(self._header):
             self._writer.note_no_call()
         self._write, self._header, self.thinking = None, "", False

@@ -164,9 +164,9 @@ class JsonCall:
         return end
 
     def _in_value(self, text: str, at: int) -> int:
-        """Buffer a value up to its end, and process it. A name begins the call, or fails it if it is not accepted.
-        Arguments are written, or kept until the name comes; a string of JSON counts as that JSON. Other values are
-        dropped. Returns the index after the text that was read."""
+        """Buffer a value up to its end, and process it. A name begins the call; a name that is not accepted fails the
+        call. Arguments are written, or kept until the name comes; a string of JSON counts as that JSON. Other values
+        are dropped. Returns the index after the text that was read."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._parts.append(text[at:])
@@ -425,8 +425,9 @@ class JsonToolParser:
         return len(text)
 
     def _give_up(self, end_marker: str = "") -> None:
-        """End the call in progress. If it has no name, its text and the end marker become content, and a failure is
-        noted, unless the text was a bare object. White space and separators alone are dropped."""
+        """End the call in progress. If it has no name, its text and the end marker become content, and NO_CALL_FOUND is
+        added to the writer's failures, unless the text was a bare object. White space and separators alone are
+        dropped."""
         header, call, body = self._header, self._call, self._body
         self._header = self._call = None
         if header is not None:
@@ -444,6 +445,8 @@ class JsonToolParser:
 
 
 def _skip(text: str, at: int) -> int:
+    """Return the index of the first character from `at` on that is not white space; the text's length if there is
+    none."""
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at

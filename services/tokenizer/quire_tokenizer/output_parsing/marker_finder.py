@@ -85,6 +85,7 @@ class MarkerFinder:
         self._parser.end()
 
     def _release(self) -> None:
+        """Pass the text that was held back on to the parser."""
         held, self._held = self._held, ""
         if held:
             self._parser.parse_text(held)

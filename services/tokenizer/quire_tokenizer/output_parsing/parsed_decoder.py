@@ -40,8 +40,9 @@ class ParsedDecoder:
         """Number of reasoning tokens so far, without the markers around them."""
 
     def feed(self, token_id: int) -> str:
-        """Decode and parse a token. Returns the text without markers that the parser has written meanwhile; it may hold
-        text back. A token counts as a reasoning token if the answer is within reasoning before and after it."""
+        """Decode and parse a token. Returns the text without markers that the parser has written meanwhile; the parser
+        may hold text back. A token counts as a reasoning token if the answer is within reasoning before and after
+        it."""
         text = self._decoder.feed(token_id)
         marker = self._markers.get(token_id) if self._markers else None
         inner = self._inner

@@ -79,8 +79,8 @@ class PartWriter:
         self._add(_REASONING, NO_CALL, text)
 
     def write_call(self, name: str) -> None:
-        """Begin a tool call; its arguments follow. The name is not empty. The call before is complete, so a failure is
-        noted if its arguments are not JSON."""
+        """Begin a tool call; its arguments follow. The name is not empty. The call before is complete, so BAD_ARGUMENTS
+        is added to `failures` if its arguments are not JSON."""
         self._check_arguments(last=False)
         self._calls += 1
         self._add(_NAME, self._calls - 1, _encodable(name))
@@ -98,7 +98,7 @@ class PartWriter:
             self._add(_ARGUMENTS, self._calls - 1, text)
 
     def note_no_call(self) -> None:
-        """Note text that began as a call and is content."""
+        """Add NO_CALL_FOUND to `failures`, for text that began as a call and is content."""
         self.failures.append(NO_CALL_FOUND)
 
     def end_calls(self) -> None:
@@ -132,7 +132,7 @@ class PartWriter:
         return taken
 
     def _check_arguments(self, *, last: bool) -> None:
-        """Note a failure if the arguments of the last call are not JSON: UNFINISHED if the answer ends within them
+        """Add to `failures` if the arguments of the last call are not JSON: UNFINISHED if the answer ends within them
         (only with `last`), else BAD_ARGUMENTS. Then forget these arguments. Does nothing before the first call."""
         if not self._calls:
             return

@@ -68,6 +68,8 @@ class PythonicToolParser:
             self.parse_text(marker)
 
     def end(self) -> None:
+        """End the answer. The text of an unfinished list or call becomes content, and white space that was held back is
+        written."""
         if self.parse_text == self._in_calls:
             self._give_up()
         self._content.release()
@@ -138,8 +140,8 @@ class PythonicToolParser:
         return True
 
     def _give_up(self) -> None:
-        """Take the rest of the answer as content, and write the text that was not parsed. If a call had begun, note a
-        failure."""
+        """Take the rest of the answer as content, and write the text that was not parsed. If a call had begun,
+        NO_CALL_FOUND is added to the writer's failures."""
         if self._state == self._in_call:
             self._writer.note_no_call()
         self.parse_text = self._content.write

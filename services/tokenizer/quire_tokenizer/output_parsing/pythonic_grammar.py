@@ -70,7 +70,7 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
 def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
     """Return the expression of a Python literal that follows a schema, as far as this grammar supports it: references,
     enum and const, anyOf and oneOf, then the types. A schema without types allows any value. At _MAX_LEVELS, the
-    nesting ends."""
+    nesting ends. `root` is the whole schema, in which references are looked up, and `level` the depth of nesting."""
     schema = _resolved(schema, root)
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:

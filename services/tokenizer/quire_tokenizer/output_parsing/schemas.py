@@ -67,7 +67,7 @@ class ToolSchemas:
 
 def _types_of(schema: Any, depth: int) -> set[str]:
     """Return the names of the types that a schema allows by `type`, anyOf, oneOf and allOf, or else those of its enum's
-    values. Empty: the schema does not say, or is nested too deeply."""
+    values. Empty: the schema does not say, or is nested too deeply. `depth` counts the schemas around this one."""
     if not isinstance(schema, dict) or depth > 8:
         return set()
     found = schema.get("type")

@@ -113,14 +113,16 @@ class SpecialTokenToolParser:
         self._content.release()
 
     def _in_section(self, text: str) -> None:
-        """Skip white space between calls. Any other text ends the section, and is content."""
+        """Skip white space between calls. Any other text ends the section; this text and the text after it are
+        content."""
         text = text.lstrip()
         if text:
             self._content.write(text)
             self.parse_text = self._in_content
 
     def _in_header(self, text: str) -> None:
-        """Read the header of a call. If it is longer than MAX_NAME_CHARS, it is content, as the text after it."""
+        """Read the header of a call. If it gets longer than MAX_NAME_CHARS, the call's text is content, and so is the
+        text that follows, until another call or section begins."""
         self._header += text
         self._raw += text
         if len(self._header) > MAX_NAME_CHARS:
@@ -129,7 +131,8 @@ class SpecialTokenToolParser:
 
     def _in_first_line(self, text: str) -> None:
         """Read the line with the name, and the line that opens the block of code, up to the bracket of the arguments.
-        The block's line may be missing. Longer text than MAX_NAME_CHARS before the arguments is content."""
+        The block's line may be missing. If more than MAX_NAME_CHARS characters come before the arguments, the call's
+        text and the text that follows are content, until another call or section begins."""
         self._raw += text
         self._tail += text
         name, newline, rest = self._tail.partition("\n")
@@ -167,8 +170,9 @@ class SpecialTokenToolParser:
         self._arguments.write(text)
 
     def _begin_call(self) -> bool:
-        """Begin the call that the header names, and return True. If the header has no name, it is content, as the text
-        after it, and a failure is noted; then return False."""
+        """Begin the call that the header names, and return True. If the header has no name, add NO_CALL_FOUND to the
+        writer's failures, write the call's text so far as content, and return False; the text that follows is content
+        too, until another call or section begins."""
         found = self._format.name.fullmatch(self._header.strip())
         if found is None:
             self._writer.note_no_call()
@@ -182,7 +186,8 @@ class SpecialTokenToolParser:
 
     def _end_call(self) -> None:
         """End the call in progress, if there is one, without the fence behind its arguments. Missing arguments become
-        `{}`. A call without a name is content, and a failure is noted."""
+        `{}`. The text of a call without a name becomes content, and NO_CALL_FOUND is added to the writer's failures.
+        After this, text is read as between calls."""
         if self.parse_text == self._in_arguments:
             tail, self._tail = self._tail, ""
             rest = tail.rstrip().removesuffix(_FENCE).rstrip()

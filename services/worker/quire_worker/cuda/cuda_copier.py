@@ -71,8 +71,8 @@ class CudaCopier:
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
         """Enqueue a copy of pages `source` of another worker's memory, which the descriptor names and which is opened
-        at need, into pages `target`. The peer's pages are whole. Raises as PeerMemory, and InvalidArgument for pages
-        that do not exist."""
+        at need, into pages `target`. The peer's pages are whole. Raises Unavailable if the memory cannot be opened from
+        here. Raises InvalidArgument for a bad descriptor, and for pages that do not exist."""
         self._pages.check_writable(target)
         with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
             peer.check(source)

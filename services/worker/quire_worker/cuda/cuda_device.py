@@ -185,7 +185,8 @@ class CudaDevice:
             raise self._broken from error
 
     def _await_results(self) -> None:
-        """Wait until the results of all launched steps are there; raises DEVICE_HUNG or DEVICE_BROKEN."""
+        """Wait until the results of all launched steps are there. Raises DEVICE_HUNG if a step takes too long,
+        DEVICE_BROKEN if the device is broken."""
         reached = threading.Event()
         self._launched.put(reached)
         self._clock.await_steps(reached)
@@ -198,8 +199,8 @@ class CudaDevice:
         return partial(self._host_rows.edit, batch, places)
 
     def prepare(self) -> bool:
-        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails,
-        nothing more is prepared, and such steps run kernel by kernel."""
+        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails, the
+        device prepares and captures nothing any more, and such steps run kernel by kernel."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -214,8 +215,8 @@ class CudaDevice:
             self._graphs.give_up()
 
     def _prepare(self) -> bool:
-        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. Raises what
-        fails."""
+        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. An error of
+        the capture or of the plan is raised."""
         if self._graphs is not None and self._graphs.capture(1):
             return True
         if self._fresh is None:
@@ -240,7 +241,7 @@ class CudaDevice:
 
     def drain(self) -> None:
         """Wait until all launched steps have ended, forget their outcomes, and drop all logits processor states. Raises
-        DEVICE_HUNG or DEVICE_BROKEN."""
+        DEVICE_HUNG if a step takes too long, DEVICE_BROKEN if the device is broken."""
         self._await_results()
         self._ended.clear()
         self._states.clear()
@@ -285,8 +286,10 @@ class CudaDevice:
         return None, layout.leaving(fresh, size.chunks) if fresh else layout
 
     def _find_graph(self, graphs: StepGraphCache, size: StepSize, *, fresh: bool) -> StepGraph | None:
-        """Find a captured step, or capture one now. If that fails, nothing more is captured, and only existing graphs
-        are looked at."""
+        """Return a captured step that suits this size, captured now if need be; None if no graph suits. `fresh`: the
+        step has prompts that cuDNN computes, so only steps captured in pieces suit. If a capture fails, that is logged.
+        From then on the device captures nothing and leaves no prompts to cuDNN, and only existing graphs are
+        searched."""
         try:
             return graphs.find(size, fresh=fresh)
         except Exception:  # as in `prepare`

@@ -71,8 +71,8 @@ class HostRows:
         return address.index_fill(0, rows, 1), target
 
     def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _StepGrammars) -> None:
-        """Change one sequence's `row` of logits in place, by the host's own state of it, which is told the last token
-        first. A failure is noted in the batch's controls, and nothing is raised."""
+        """Change one sequence's `row` of logits in place, by the host's own state of the sequence, to which the last
+        token is fed first. A failure is set as the error of the batch's controls, and nothing is raised."""
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
         try:
             own = self._own(slot, told)
@@ -87,7 +87,8 @@ class HostRows:
             row.fill(-np.inf)
 
     def _own(self, slot: int, told: LogitsState) -> LogitsState:
-        """The host's own logits processor state of a slot, made anew when another sequence holds the slot."""
+        """Return the host's own logits processor state of a slot. The state is made anew from `told`, the batch's
+        state, if that is of another sequence than before."""
         held = self._held.get(slot)
         if held is None or held[0] is not told:
             held = self._held[slot] = told, LogitsState(told.sequence, self._processors)

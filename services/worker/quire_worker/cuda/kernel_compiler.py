@@ -164,7 +164,8 @@ def _attend_by_hand(
     onto: Tensor | None,
 ) -> Tensor | None:
     """Stand in for a layer's attention in steps with fresh prompts: launch only prefill tiles, the output gate and the
-    output projection, as StepGraph does between two pieces. Returns what the projection returns."""
+    output projection, as StepGraph does between two pieces. Returns the projection's result; None if that was added to
+    `onto`."""
     out = torch.empty_like(inputs.query)
     prefill_attention(inputs.query, pages, layer, plan, decoder.head_shape, rules, out, pdl=False)
     if inputs.gate is not None:

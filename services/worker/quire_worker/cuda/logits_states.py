@@ -158,7 +158,7 @@ class LogitsStates:
 
 
 def _no_room() -> QuireError:
-    """The error of a request for whose logits processor state the GPU has no room."""
+    """Return the Overloaded error for a request for whose logits processor state the GPU has no room."""
     return Overloaded(
         "TOO_MANY_CONTROLS",
         "The GPU has no room left for what the running requests ask of their logits.",

@@ -22,7 +22,7 @@ STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-nu
 @contextlib.contextmanager
 def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]:
     """Inside, torch's out-of-memory error becomes a ConfigError that says what did not fit (`what`), and what to do
-    (`fix`)."""
+    (`fix`). `param` is the option that the error names; empty: none."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -144,6 +144,8 @@ class StepLayout:
             return into[begin : begin + length]
 
         def put(name: str, values: Int32 | Bool, padding: int = 0) -> None:
+            """Write the values, one for each sequence, to the sequences' places in a column, and `padding` to the other
+            places."""
             target = column(name)
             target.fill(padding)
             target[here] = values

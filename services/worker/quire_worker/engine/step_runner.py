@@ -168,8 +168,8 @@ def _put_drafts(batch: StepBatch, proposed: Int32) -> None:
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
     """Run a step. If the runner raises, run each sequence alone to find those that fail, and run the others as one
-    step. Returns the output of the others (columns by sequence of the whole step, or None), and the errors of the
-    failed ones."""
+    step. Returns the output of the others, with columns by sequence of the whole step, and the errors of the failed
+    ones. The output is None if all sequences fail."""
     everyone = list(range(len(batch.count)))
     try:
         return _widened(runner.run(batch), everyone, batch), {}

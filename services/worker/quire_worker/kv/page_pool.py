@@ -97,8 +97,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
-    """Return the pages that a step begins but does not fill: of each sequence, the last page of its tokens, or none.
-    The caller must zero them, so that no old values lie after the step's tokens."""
+    """Return the pages that a step begins but does not fill: for each sequence at most one, the page of its last token.
+    A sequence is left out if that page had tokens before the step, or if the step fills the page to its end. The caller
+    must zero the returned pages, so that no old values lie after the step's tokens."""
     end = position + count
     last = (end - 1) // page_size
     entered = (last * page_size >= position) & (end % page_size != 0)

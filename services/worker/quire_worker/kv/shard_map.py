@@ -61,9 +61,10 @@ class ShardMap:
         return sum(length for _, _, length in self._parts.get(rank, ()))
 
     def pieces(self, rank: int, page: int = 0) -> tuple[Piece, ...]:
-        """Return the pieces of a target rank's part of a page: in order, and each byte once. Source ranks that hold the
-        same bytes take turns, within a page and from page to page. `page` is the page's number in its move. Raises
-        SHARDS_INCOMPLETE."""
+        """Return the pieces of a target rank's part of a page: in order, and each byte once; none for an unknown rank.
+        Source ranks that hold the same bytes take turns, within a page and from page to page. `page` is the page's
+        number in its move. Raises InvalidArgument SHARDS_INCOMPLETE if no source rank holds some bytes that a target
+        rank needs."""
         turn = page % self._period
         if turn not in self._turns:
             self._turns[turn] = self._deal(turn)
@@ -135,7 +136,8 @@ def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardR
 
 def _local_offsets(shards: Sequence[ShardRange], page_bytes: int) -> dict[int, list[tuple[int, int, int]]]:
     """Return, by rank, each of its ranges as (offset in the page, offset in the rank's part, length), in the order of
-    the page. Raises InvalidArgument BAD_SHARDS for ranges that overlap or leave the page."""
+    the page. Ranges of different ranks may overlap. Raises InvalidArgument BAD_SHARDS if two ranges of one rank
+    overlap, or if a range is empty or leaves the page."""
     parts: dict[int, list[tuple[int, int, int]]] = {}
     for shard in sorted(shards, key=lambda each: (each.rank, each.offset)):
         ranges = parts.setdefault(shard.rank, [])

@@ -119,7 +119,8 @@ class AgentProcess:
         copy_bytes: int = COPY_BYTES,
         inherited: Mapping[str, int] | None = None,
     ) -> AgentProcess:
-        """Make a ring and a copier for that ring, and return an AgentProcess that starts its process with them. With a
+        """Make a ring and a copier for that ring, and return an AgentProcess that starts its process with them.
+        `copy_bytes` bounds what one `take_results` copies; `inherited` has descriptors for the process by flag. With a
         peers' setup, the copier is first prepared for fetches; if that fails, pulls use other transports."""
         ring = Ring.create(setup.page_bytes, setup.slots)
         try:
@@ -213,6 +214,7 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
+        """Forget all moves, end the process, and close the copier and the ring."""
         self.cancel_all()
         self._link.close()
         self._copier.close()
@@ -320,8 +322,9 @@ class AgentProcess:
         return None
 
     def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
-        """Begin one copy; returns whether it has begun. If that raises, the error is logged, and the process is killed
-        and replaced. So its moves end as misses: an error of a cache must not reach a user."""
+        """Begin one copy by `copy_page(page of the pool, slot)`; returns whether it has begun. If that raises, the
+        error is logged, and the process is killed and replaced. So its moves end as misses: an error of a cache must
+        not reach a user."""
         try:
             copy_page(int(copy.open.move.device_page[copy.index]), copy.slot)
         except Exception:

@@ -169,11 +169,13 @@ class AgentsByKind:
         return ended
 
     def cancel_all(self) -> None:
+        """Forget all moves, and have each agent cancel its own."""
         self._by_move.clear()
         for transfer_agent in self._all:
             transfer_agent.cancel_all()
 
     def close(self) -> None:
+        """Forget all moves, and close all agents."""
         self._by_move.clear()
         for transfer_agent in self._all:
             transfer_agent.close()

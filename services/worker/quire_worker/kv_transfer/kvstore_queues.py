@@ -34,7 +34,7 @@ class LoadQueue(JobQueue):
 
     def take_slot(self, job: Job) -> int:
         """Take a free slot to fill; if there is none, announce the pages delivered so far and wait. Raises
-        TransferCancelled."""
+        TransferCancelled if the job was cancelled or is over."""
         with self._changed:
             if not self._free:
                 self.flush(job)
@@ -96,7 +96,7 @@ class RingPageSink:
 
     def next_buffer(self) -> memoryview:
         """Return the slot for the next page: the same slot until the page is committed. Waits for a free slot; raises
-        TransferCancelled."""
+        TransferCancelled if the move is cancelled."""
         if self._slot is None:
             self._slot = self._lane.take_slot(self._job)
         return self._ring.slot(self._slot)
@@ -154,7 +154,7 @@ class StoreQueue(JobQueue):
 
     def slot_of(self, job: Job, index: int) -> int:
         """Return the slot that holds a page, and wait for the page if need be. Before it waits, it returns emptied
-        slots to the engine, which may have no others. Raises TransferCancelled."""
+        slots to the engine, which may have no others. Raises TransferCancelled if the job was cancelled or is over."""
         with self._changed:
             self._wait(job, lambda: True)
             if index not in self._filled:
@@ -163,8 +163,8 @@ class StoreQueue(JobQueue):
             return self._filled[index]
 
     def release_page(self, index: int) -> None:
-        """Note that a page's slot is emptied. Emptied slots go back to the engine together, once they are
-        BATCH_BYTES."""
+        """Record that a page was sent, so that its slot is empty. Emptied slots go back to the engine together, once
+        they are BATCH_BYTES."""
         with self._changed:
             self._emptied.append(self._filled.pop(index))
             if len(self._emptied) >= self._batch:
@@ -174,6 +174,7 @@ class StoreQueue(JobQueue):
         return self._connector.store(job.move, RingPageSource(self, self._ring, job))
 
     def _on_job_end(self, job: Job) -> None:
+        """Give all slots of the ended job back to the engine, whether their pages were sent or not."""
         self._emptied.extend(self._filled.values())
         self._filled.clear()
         self._release_emptied()

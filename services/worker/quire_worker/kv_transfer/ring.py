@@ -63,7 +63,8 @@ class Ring:
         self._cancellations[0] = times
 
     def slot(self, index: int) -> memoryview:
-        """A writable view of one slot's page, to be released before `close`. Raises IndexError."""
+        """A writable view of one slot's page, to be released before `close`. Raises IndexError for a slot that the ring
+        does not have."""
         if not 0 <= index < self.slots:
             raise IndexError(f"slot {index} of {self.slots}")
         start = index * self._stride

@@ -70,7 +70,7 @@ def transport_code(name: str) -> int:
 
 
 def transport_name(code: int) -> str:
-    """Return the name of a transport's number; raises WireError."""
+    """Return the name of a transport's number. Raises WireError for an unknown number."""
     if not 0 <= code < len(_TRANSPORTS):
         raise WireError(f"transport {code}")
     return _TRANSPORTS[code]

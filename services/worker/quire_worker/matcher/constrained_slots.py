@@ -58,7 +58,7 @@ class ConstrainedSlots:
 
     def poll_failures(self) -> list[tuple[int, QuireError]]:
         """Process the matcher's messages, and update which slots await a mask. Returns (slot, error) for each slot
-        whose grammar failed."""
+        whose grammar failed; an empty list if no message changed a sequence."""
         # Polled without slots too: else the next sequence would be told of a process that was lost before it.
         if self._matcher is None or not self._matcher.poll():
             return []

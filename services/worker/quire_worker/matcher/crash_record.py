@@ -58,7 +58,8 @@ class CrashRecord:
         return replay_key in self._crashes
 
     def is_refused(self, replay_key: bytes) -> bool:
-        """Whether this work crashed MOST_CRASHES processes, the last of them less than REFUSED_S ago."""
+        """Whether work with this replay key is refused: it crashed MOST_CRASHES processes, the last of them less than
+        REFUSED_S ago."""
         now_s = self._clock()
         while self._refused_until_s and next(iter(self._refused_until_s.values())) <= now_s:
             self._refused_until_s.popitem(last=False)

@@ -211,7 +211,7 @@ class Matcher:
 
     def _next_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
         """Advance by tokens, and return the mask of the next one. Charges the processor time to the sequence's budget.
-        Raises GrammarError, also if this takes too long."""
+        Raises GrammarError if the grammar does not allow a token, exceeds a limit, or takes too much processor time."""
         began_ns = time.thread_time_ns()
         grammar.accept_tokens(tokens)
         mask = grammar.compute_mask()
@@ -297,7 +297,8 @@ class Matcher:
             )
 
     def _step(self, sequence: _ConstrainedSequence, tokens: list[int]) -> Callable[[], None]:
-        """Return a function that advances a sequence by tokens and writes its next mask, for its thread."""
+        """Return a function, to be run on the sequence's thread, that advances the sequence by tokens and writes its
+        next mask."""
         position, thread = sequence.position, sequence.thread
 
         def step() -> None:

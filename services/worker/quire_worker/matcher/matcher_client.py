@@ -177,6 +177,7 @@ class MatcherClient:
         self._add_waiting(constraint)
 
     def _add_waiting(self, constraint: RowConstraint) -> None:
+        """Let the sequence wait for a mask slot; assign free ones to those that wait, and send their OPEN frames."""
         self._waiting.append(constraint)
         self._assign_mask_slots()
         self._send_opens()
@@ -256,6 +257,8 @@ class MatcherClient:
         self._ring.close()
 
     def _flush_locked(self) -> None:
+        """Send the tokens that were sampled since the last TOKENS frame, unless a suspect is being opened. The caller
+        holds the lock."""
         if self._sampled and not self._opens_suspect:
             sampled, self._sampled = self._sampled, []
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
@@ -290,8 +293,9 @@ class MatcherClient:
             self._send_open(constraint)
 
     def _has_room_for(self, constraint: RowConstraint) -> bool:
-        """Whether the process may open this sequence now. It may if it opens no other, or if all OPEN frames have at
-        most MOST_OPENING_BYTES and the sequence is no suspect."""
+        """Whether the process may open this sequence now: always if it is opening no other. Else the OPEN frames of the
+        sequences being opened and of this one must have at most MOST_OPENING_BYTES together. And this one must not be a
+        suspect: a sequence on which a lost process was working, which is opened alone."""
         if not self._opening_bytes:
             return True
         is_small = sum(self._opening_bytes.values()) + constraint.open_bytes <= MOST_OPENING_BYTES
@@ -363,6 +367,7 @@ class MatcherClient:
                 self._flush_locked()
 
     def _fail(self, constraint: RowConstraint, error: QuireError) -> None:
+        """Fail a sequence with this error, stop its wait for a mask, and count it; `poll` then reports a change."""
         constraint.fail(error)
         self._waits.forget(constraint)
         self._metrics.count_failure()
@@ -396,7 +401,8 @@ class MatcherClient:
         self._changed = True
 
     def _check_waits(self) -> None:
-        """Open sequences again that have waited too long for a mask, and fail those that MaskWaits gives up."""
+        """Have the process open again, and so replay, the sequences whose mask is overdue. Fail those that MaskWaits
+        gives up."""
         replayed = False
         for constraint, verdict in self._waits.overdue():
             if verdict is Verdict.GIVE_UP:
@@ -421,7 +427,7 @@ class MatcherClient:
 
 
 def _grammar_failed_error(cause: str) -> QuireError:
-    """The error of a sequence whose grammar failed."""
+    """Return the InvalidArgument for a sequence whose grammar cannot be applied; `cause` is in its text."""
     return InvalidArgument(
         "GRAMMAR_FAILED",
         f"The request's grammar cannot be applied: {cause}",
@@ -431,7 +437,7 @@ def _grammar_failed_error(cause: str) -> QuireError:
 
 
 def _grammar_too_slow_error(cause: str) -> QuireError:
-    """The error of a sequence whose grammar takes too much processor time."""
+    """Return the InvalidArgument for a sequence whose grammar takes too much processor time; `cause` is in its text."""
     return InvalidArgument(
         "GRAMMAR_TOO_SLOW",
         f"The request's grammar takes too long to apply: {cause}.",
@@ -441,7 +447,8 @@ def _grammar_too_slow_error(cause: str) -> QuireError:
 
 
 def _matcher_unavailable_error(what: str) -> QuireError:
-    """The error of sequences whose masks do not come."""
+    """Return the Unavailable error for a sequence whose masks do not come. `what` ends its sentence that begins with
+    the process."""
     return Unavailable(
         "MATCHER_UNAVAILABLE",
         f"The process that applies grammars {what}.",
@@ -450,8 +457,8 @@ def _matcher_unavailable_error(what: str) -> QuireError:
 
 
 def _grammar_crashed_error() -> QuireError:
-    """The error of a sequence whose grammar crashed the process twice. It is an error of the request, so that routers
-    do not try another replica, whose matcher would crash too."""
+    """Return the InvalidArgument for a sequence whose grammar crashed the process twice. It is an error of the request,
+    so that routers do not try another replica, whose matcher would crash too."""
     return InvalidArgument(
         "GRAMMAR_CRASHED",
         "The process that applies grammars ended twice while it worked on this request's alone.",

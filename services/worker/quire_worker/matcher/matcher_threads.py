@@ -88,11 +88,14 @@ class InlineExecutor:
         self._work_on(generation, work)
 
     def _work_on(self, generation: int, work: Callable[[], None]) -> None:
+        """Do the work, with the sequence and the start of the work in the record meanwhile."""
         self._record(generation, _WorkStart.now())
         work()
         self._record(0, None)
 
     def _record(self, generation: int, work_start: _WorkStart | None) -> None:
+        """Record, in the ring and in this object, on which sequence the thread works and since when; 0 and None: on
+        none. Does nothing after `finalize_record`."""
         with self._record_lock:
             if not self._is_final:
                 self._work_start = work_start

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def fetch_masks(batch: StepBatch, samples: StepSamples) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
-    """Return the masks of the rows that sample by a grammar, by index in `samples`, and the sequences whose mask is
-    missing."""
+    """Return the masks of the rows that sample by a grammar, by index in `samples`, and the indices in the batch of the
+    sequences whose mask is missing."""
     masks: dict[int, TokenMask] = {}
     held = []
     if not batch.constraints:

@@ -66,10 +66,8 @@ class ConfigFile:
 
     def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
         """Return the same config with fields renamed to the usual names (`renamed`: own name -> usual name), and with
-        defaults for absent fields. A null does not replace a value that the file has under the usual name.
-
-        Readers of the new config refuse nulls whose meaning they do not know. It records no field as read.
-        """
+        defaults for absent fields. A null does not replace a value that the file has under the usual name. Readers of
+        the new config refuse nulls whose meaning they do not know. In the new config, no field counts as read yet."""
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)

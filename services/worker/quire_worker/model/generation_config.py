@@ -18,7 +18,8 @@ _FIX = "Correct it, or give --generation-config vllm, which reads no defaults fr
 
 
 def generation_config(folder: Path) -> ConfigFile:
-    """Return the fields of a folder's generation_config.json; none if there is no such file. Raises ConfigError."""
+    """Return the fields of a folder's generation_config.json; a config without fields if there is no such file. Raises
+    ConfigError if the file cannot be read or is no JSON object."""
     file = folder / NAME
     return ConfigFile(read_json(file) if file.is_file() else {}, str(file))
 

@@ -115,8 +115,9 @@ class TextPart:
 
 def text_part(config: ConfigFile, overrides: Mapping[str, Any]) -> TextPart | None:
     """Return the language model of a multimodal config.json, with defaults of its sizes and the shared fields filled
-    in. None for another config.json. `overrides` also apply to the language model's fields. Raises ConfigError, and
-    Unsupported for a multimodal class or a language model that is not in the table."""
+    in. None for another config.json. `overrides` also apply to the language model's fields. Raises ConfigError if the
+    language model's section is missing or has a wrong type. Raises Unsupported for a multimodal class or a language
+    model that is not in the table."""
     named = config.texts("architectures")
     architecture = next((name for name in named if name in MULTIMODAL), None)
     if architecture is None:

@@ -51,6 +51,7 @@ def _cpu(shape: HeadShape, page_size: int) -> Ops[Any]:
 
 
 def _torch(shape: HeadShape, page_size: int) -> Ops[Any]:
+    """Make the torch reference implementation."""
     from quire_worker.ops.torch_reference import TorchOps
 
     return TorchOps(shape, page_size)

@@ -99,6 +99,7 @@ def _parse(text: str) -> Fault:
 
 
 def _bad(text: str) -> ConfigError:
+    """Return the error of a --paced-fault that cannot be parsed."""
     return ConfigError(
         "BAD_FAULT", f"--paced-fault {text!r} is not a fault.", f"Supported: {SUPPORTED}.", param="paced_fault"
     )

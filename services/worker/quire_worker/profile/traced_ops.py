@@ -152,8 +152,8 @@ class TracedOps(Generic[P]):
         return self._trace("sample", cost, lambda: self._ops.sample(logits, columns))
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """Call the wrapped `logprobs`. If some row wants logprobs, the call is in a named range and its cost is
-        counted."""
+        """Call the wrapped `logprobs`, and return its result. If some row wants logprobs, the call is in a named range
+        and its cost is counted."""
         if not (wanted >= 0).any():
             return self._ops.logprobs(logits, token, wanted)
         cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())

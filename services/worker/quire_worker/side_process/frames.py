@@ -64,7 +64,7 @@ class Frame:
         return i32(self.payload)
 
     def numbers(self) -> list[int]:
-        """The payload's int32 column as a list; raises WireError."""
+        """The payload's int32 column as a list. Raises WireError if its size is not a multiple of 4 bytes."""
         column: list[int] = self.column().tolist()
         return column
 

@@ -120,7 +120,9 @@ class FamilySource(ModelSource):
 
 def family_source(opened: ModelFiles, options: LoadOptions) -> FamilySource:
     """Return the source of a model of a family of Quire's own: its checked config, spec, context length and list of
-    parameters. No weights are read. Raises ConfigError or Unsupported."""
+    parameters. No weights are read. Raises ConfigError if a value of the config is missing or wrong, or --max-model-len
+    exceeds the context. Raises Unsupported for another architecture, or a config that asks for what the family does not
+    compute."""
     path, config, gguf, part = opened
     architecture, family = find_family(config)
     check_model_type(config, family)

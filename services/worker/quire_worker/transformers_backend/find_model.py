@@ -179,7 +179,8 @@ def _own_caches(module: Any) -> list[str]:
 
 
 def unsupported_model(code: str, architecture: str, reason: str, fix: str = _FIX) -> Unsupported:
-    """Return the error for a model that transformers has and the Transformers backend cannot run."""
+    """Return the error, with this code, for a model that transformers has and the Transformers backend cannot run. Its
+    text says the `reason`."""
     return Unsupported(
         code,
         f"The Transformers backend cannot run {architecture}: {reason}.",

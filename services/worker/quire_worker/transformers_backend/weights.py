@@ -56,9 +56,9 @@ class LoadedWeights:
 def load_weights(
     found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> LoadedWeights:
-    """Make the model with the weights of a checkpoint; floats become `dtype`. Raises ConfigError for tensors that are
-    missing, unexpected or of the wrong shape, Unsupported for types of numbers that are not supported, and
-    torch.OutOfMemoryError."""
+    """Make the model with the weights of a checkpoint; floats become `dtype`. `progress` gets bytes done and bytes in
+    all. Raises ConfigError for tensors that are missing, unexpected or of the wrong shape, Unsupported for types of
+    numbers that are not supported. Raises torch.OutOfMemoryError if the device's memory is too small."""
     register_attention()
     shortages = _memory_shortages(device)
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}

@@ -20,7 +20,8 @@ _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
 
 
 def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
-    """Raise ConfigError if a folder that lacks the file `missing` has GGUF files. The error names one."""
+    """Raise ConfigError, with this code, if a folder that lacks the file `missing` has GGUF files; the error names one.
+    Does nothing if it has none."""
     files = gguf_files(folder)
     if files:
         raise ConfigError(

@@ -27,8 +27,9 @@ _MOST_CHARS = 256
 
 def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
     """Return the whole tokenizer as the content of a tokenizer.json: BPE with byte fallback, and merges made from the
-    scores. Spaces become U+2581, with one before each text unless the file says otherwise. Raises ConfigError or
-    Unsupported."""
+    scores. Spaces become U+2581, with one before each text unless the file says otherwise. Raises ConfigError if scores
+    are missing or not finite, or a token that is to be added to texts is missing. Raises Unsupported for a token of
+    more than 256 characters."""
     metadata = tokens.metadata
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARKER}

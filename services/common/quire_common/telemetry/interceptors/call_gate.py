@@ -36,7 +36,8 @@ class CallGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing."""
+        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing.
+        None for an unknown method."""
         handler = await continuation(handler_call_details)
         if handler is None or self.check is None:
             return handler

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def with_context(
     metadata: Iterable[tuple[str, Any]] | None, parent: tracing.Span | None = None
 ) -> list[tuple[str, Any]]:
-    """Return the call's metadata with the request id and the trace added; what the caller has set itself stays."""
+    """Return the call's metadata with the request id and the trace of `parent` (None: of the current span) added; what
+    the caller has set itself stays."""
     pairs = list(metadata or ())
     given = {key for key, _ in pairs}
     ours = tracing.inject_headers(parent)

@@ -13,9 +13,9 @@ Wrap = Callable[[Any], Any]
 
 
 def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap, *, streamed: bool = False) -> Any:
-    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. A
-    request that cannot be read reaches the behaviour as `Unreadable`; in a stream it raises InvalidArgument.
-    `streamed`: a behaviour of one request gets the stream that the request comes by."""
+    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. A single
+    request that cannot be read reaches the behaviour as `Unreadable`; a stream of requests raises InvalidArgument at
+    it. `streamed`: a behaviour of one request gets the stream that the request comes by."""
     codecs = {
         "request_deserializer": tolerant(handler.request_deserializer),
         "response_serializer": handler.response_serializer,

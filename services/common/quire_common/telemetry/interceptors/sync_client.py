@@ -29,7 +29,8 @@ class _Details(grpc.ClientCallDetails):
 
 
 def _with_context(details: Any, parent: tracing.Span | None = None) -> _Details:
-    """Return the call's details with our metadata added."""
+    """Return the call's details with the request id and the trace of `parent` (None: of the current span) added to the
+    metadata."""
     return _Details(
         details.method,
         details.timeout,

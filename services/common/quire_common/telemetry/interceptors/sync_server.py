@@ -109,8 +109,8 @@ def _streaming(behaviour: Any, method: ServerMethod, admit: Admit) -> Any:
 @contextlib.contextmanager
 def _guard(method: ServerMethod, context: Any) -> Iterator[None]:
     """Context manager around a handler: the call is counted and its span ended once, with its status. An exception
-    aborts the call with a typed error. It is raised as it is if the handler has aborted the call or the client has
-    left."""
+    aborts the call with a typed error. If the handler has aborted the call itself, or the client has left, the
+    exception is only raised again."""
     call = ServerCall(method, context)
     try:
         yield

@@ -26,6 +26,7 @@ def tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], A
         return None
 
     def read(data: bytes) -> Any:
+        """Deserialize a request; `Unreadable` if that raises."""
         try:
             return deserializer(data)
         except Exception:  # protobuf's DecodeError, or whatever a custom deserialiser raises

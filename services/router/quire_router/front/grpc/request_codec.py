@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or best_of, the job is
     not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or token prompt gets 16 tokens
-    unless `fill_context` is set. Raises InvalidArgument for wrong values, and Unsupported."""
+    unless `fill_context` is set. Raises InvalidArgument for values out of bounds or in contradiction. Raises
+    Unsupported for another kind, an adapter, media, more logprobs than the router returns, and options that beam search
+    lacks."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -162,7 +164,8 @@ def _at_least_minus_one(
     name: Literal["thinking_token_budget", "truncate_prompt_tokens"],
     none: int | None = None,
 ) -> int | None:
-    """Return the value of an integer field; None if it is not set or equals `none`. Raises InvalidArgument below -1."""
+    """Return the value of an integer field; None if the field is not set or equals `none`. Raises InvalidArgument for a
+    value below -1."""
     value = getattr(request, name)
     if not request.HasField(name) or value == none:
         return None

@@ -128,6 +128,7 @@ def _guarded(
 
 
 async def _not_served(request: Request) -> Response:
+    """Raise Unsupported with ADMIN_UNSUPPORTED, for the paths of vLLM that this router does not serve."""
     raise Unsupported(
         "ADMIN_UNSUPPORTED", f"This router does not serve {request.url.path}.", "Restart the engine instead."
     )

@@ -25,8 +25,9 @@ _DISCARD_TIMEOUT_S = 5.0
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
-    """Read a body that will be parsed as a JSON object; it is not parsed here. Raises the errors of `read_body`, and
-    InvalidArgument for a Content-Type other than application/json. No Content-Type counts as JSON."""
+    """Read a body that will be parsed as a JSON object, without parsing it; `limit` and `lease` as in `read_body`.
+    Raises the errors of `read_body`, and InvalidArgument for a Content-Type other than application/json. A request
+    without Content-Type is taken as JSON."""
     # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
     content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -39,9 +40,9 @@ async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
-    """Read the whole body. `lease` holds its bytes as they arrive; None: the body is so small that its bytes need no
-    lease. Raises TooLarge as soon as it exceeds `limit` bytes, Unavailable if the lease gets no memory, InvalidArgument
-    after 60 s, and Aborted if the client leaves. After an error, nothing is held."""
+    """Read the whole body. `lease` holds the body's bytes as they arrive; None: the body is so small that its bytes
+    need no lease. Raises TooLarge as soon as the body exceeds `limit` bytes, Unavailable if the lease gets no memory,
+    InvalidArgument after 60 s, and Aborted if the client leaves. After an error, the lease holds nothing."""
     for name, value in scope["headers"]:
         # int() refuses thousands of digits: leading zeros do not count, and 20 others are too many already.
         if name == b"content-length" and value.isdigit() and int(value.lstrip(b"0")[:20] or b"0") > limit:
@@ -108,8 +109,8 @@ def client_gone() -> Aborted:
 
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
-    """Parse a body that orjson has refused with `error`. NaN and Infinity are accepted. For any other fault, raises
-    InvalidArgument with its place. Also raises MemoryError."""
+    """Parse a body that orjson has refused with `error`. NaN and Infinity are accepted. Any other fault raises
+    InvalidArgument, which says where in the body it is. Raises MemoryError if memory ran out in orjson."""
     if error.msg.startswith("Not enough memory"):
         raise MemoryError from error
     try:

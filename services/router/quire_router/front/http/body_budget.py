@@ -72,7 +72,7 @@ class BodyLease:
 
     def grow(self, num_bytes: int) -> None:
         """Hold bytes that have arrived. Only bytes beyond the body's first 64 KiB count, each twice. Raises Unavailable
-        if the budget has no room for them; then nothing more is held."""
+        if the budget has no room for these bytes; those of earlier calls stay held."""
         more = COPIES * max(0, self._size + num_bytes - FREE_BYTES) - self._held
         if more:
             self._budget.acquire(self.tenant, more)

@@ -163,9 +163,10 @@ class Edge:
         return audited(self._keys, exchange.authorization, f"{scope['method']} {route}", peer)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        """Authenticate the request, and note the tenant and the limits of its key in the exchange. If the request
-        counts and the key has a rate limit, it uses one request of that limit, and its answer gets the limit headers.
-        Raises Unauthenticated, PermissionDenied, RateLimited."""
+        """Authenticate the request, and write the tenant and the limits of its key into the exchange. If the request
+        counts and its key has a rate limit, the request uses one request of that limit, and its answer gets the limit
+        headers. Raises Unauthenticated for a missing or unknown key, PermissionDenied for a key without the path's
+        scope, and RateLimited if the limit is used up."""
         needed = self._needed_scope(scope["path"])
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal)

@@ -105,7 +105,7 @@ async def send_json(
     headers: list[tuple[bytes, bytes]] | None = None,
     content_type: bytes = b"application/json",
 ) -> None:
-    """Send a whole answer: the head with content type and length, and `body`."""
+    """Send a whole answer: the head with status, content type, content length and the other `headers`, then `body`."""
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})

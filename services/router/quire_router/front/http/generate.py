@@ -88,7 +88,8 @@ class Serving:
     ) -> None:
         """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds is released when
         the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job ends at once.
-        A large answer is written outside the event loop. Raises QuireError for a failure before anything was sent."""
+        A large answer is written outside the event loop. Raises the job's QuireError if it fails before anything was
+        sent."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:

@@ -101,8 +101,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, cause: str, reason: str) -> None:
-        """Count the refusal and answer 400, which closes the connection. Does nothing if the connection is closing
-        already."""
+        """Count the refusal under `cause`, and answer 400 with the text `reason`, which closes the connection. Does
+        nothing if the connection is closing already."""
         if not self.transport.is_closing():
             metrics.http_refused.labels(cause).inc()
             self.send_400_response(reason)

@@ -118,7 +118,8 @@ class HttpServer:
             connection.shutdown()
 
     def _context(self, _config: uvicorn.Config, _default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-        """Make the context for uvicorn. Raises ConfigError."""
+        """Make the TLS context for uvicorn, which follows changes of the files. Raises ConfigError if they cannot be
+        loaded."""
         return WatchedContext("public TLS of HTTP", self._tls)
 
     async def close(self) -> None:
@@ -140,7 +141,7 @@ def check_port(host: str, port: int, flag: str) -> None:
 def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
     """Return a non-blocking socket that is bound to the port and, unless it is `shared`, listens. The kernel closes
     connections whose client takes nothing for `stall_s` (0: never). With `shared`, several processes can bind the port.
-    Raises ConfigError, naming `flag`."""
+    Raises ConfigError, naming `flag`, if the port cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -94,7 +94,8 @@ class StatusRoutes:
         return _json({"object": "list", "data": list(map(self._model, served))})
 
     async def model(self, request: Request) -> Response:
-        """Answer with one model. Raises NotFound, PermissionDenied."""
+        """Answer with the model that the path names. Raises NotFound for an unknown name, PermissionDenied for a model
+        that the key may not use, and Unavailable while no model is known."""
         limits = exchange_of(request.scope).limits
         return _json(self._model(self._catalog.resolve(request.path_params["model"], limits)))
 

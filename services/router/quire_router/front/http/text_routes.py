@@ -46,7 +46,8 @@ class TextRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Answer with the token ids of a text or a conversation, their count and the model's context length. If asked
         for, the answer also has the text of each token. The tokens are charged to the tenant. A long answer is written
-        outside the event loop. Raises QuireError."""
+        outside the event loop. Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an
+        error of the tokenizer."""
         asked: TokenizeRequest = await self._serving.parse("tokenize", request.scope, request.receive)
         context, prompt = _context(request), asked.prompt
         served = self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
@@ -81,7 +82,8 @@ class TextRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of token ids, special tokens included; no ids are an empty text. The tokens are charged
-        to the tenant. Raises QuireError."""
+        to the tenant. Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an error of the
+        tokenizer."""
         asked: DetokenizeRequest = await self._serving.parse("detokenize", request.scope, request.receive)
         exchange, ids = exchange_of(request.scope), asked.prompt.ids
         self._catalog.resolve(asked.model, exchange.limits)
@@ -91,7 +93,7 @@ class TextRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens in the input of an Anthropic message, which are charged to the tenant.
-        Raises QuireError."""
+        Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an error of the tokenizer."""
         asked: CountRequest = await self._serving.parse("count", request.scope, request.receive)
         self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
         return _json({"input_tokens": len(await self._tokenize_chat(asked.prompt, _context(request)))})
@@ -109,7 +111,8 @@ class TextRoutes:
 
     async def _rendered(self, request: Request, parser: str) -> list[dict[str, Any]]:
         """Parse the body with the parser of this name, and tokenize its prompts without running them. Returns for each
-        prompt the body for /inference/v1/generate that asks for the same. Raises QuireError."""
+        prompt the body for /inference/v1/generate that asks for the same. Raises the QuireError of `Serving.parse`,
+        `Pipeline.render` and `sampling_params_of`."""
         asked: RenderRequest = await self._serving.parse(parser, request.scope, request.receive)
         exchange, parsed = exchange_of(request.scope), asked.request
         caller = self._serving.caller(exchange, parsed)
@@ -131,7 +134,7 @@ class TextRoutes:
 
     async def _tokenize_chat(self, prompt: ChatPrompt, context: RequestContext) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Return the token ids of a conversation under its model's chat template, and charge the tenant for them.
-        Raises QuireError."""
+        Raises QuireError if the tokenizer refuses the conversation or cannot be reached."""
         with charged(self._serving.pipeline.charge, context.tenant, [prompt]) as settle:
             ids, _end, _us = await self._tokenizer.render(prompt, context, max_tokens=0)
             settle([len(ids)])

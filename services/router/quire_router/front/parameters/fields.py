@@ -93,8 +93,8 @@ def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
 
 
 def _check_int(name: str, value: Any, field: Field) -> int:
-    """Return the value as an integer within the field's bounds. 1.0 is an integer, true is not. Raises
-    InvalidArgument."""
+    """Return the value as an integer. 1.0 is an integer, true is not. Raises InvalidArgument for any other value, and
+    for one outside the field's bounds."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -105,7 +105,8 @@ def _check_int(name: str, value: Any, field: Field) -> int:
 
 
 def _check_number(name: str, value: Any, field: Field) -> float:
-    """Return the value as a finite float within the field's bounds. true is not a number. Raises InvalidArgument."""
+    """Return the value as a float. Raises InvalidArgument for anything but a finite number within the field's bounds;
+    true is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad_type(name, value, "a number")
     if not field.low <= value <= field.high or not math.isfinite(value):
@@ -114,13 +115,15 @@ def _check_number(name: str, value: Any, field: Field) -> float:
 
 
 def _check_bool(name: str, value: Any, _field: Field) -> bool:
+    """Return the value if it is true or false; raise InvalidArgument otherwise."""
     if not isinstance(value, bool):
         raise bad_type(name, value, "true or false")
     return value
 
 
 def _check_string(name: str, value: Any, field: Field) -> str:
-    """Return the value if it is a string of at most `max_items` characters (0: any number). Raises InvalidArgument."""
+    """Return the value. Raises InvalidArgument unless it is a string of at most `max_items` characters (0: any
+    number)."""
     if not isinstance(value, str):
         raise bad_type(name, value, "a string")
     if field.max_items and len(value) > field.max_items:
@@ -129,8 +132,8 @@ def _check_string(name: str, value: Any, field: Field) -> str:
 
 
 def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
-    """Return a string or a list of strings as a tuple. `max_items` bounds their number, and `high` their length; empty
-    strings are not allowed. Raises InvalidArgument."""
+    """Return a string or a list of strings as a tuple. Raises InvalidArgument for another type, more than `max_items`
+    strings, and a string that is empty or longer than `high` characters."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise bad_type(name, value, "a string or a list of strings")
@@ -150,8 +153,8 @@ def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
 
 
 def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
-    """Return a list of at most `max_items` integers, each within the field's bounds, as a tuple. Raises
-    InvalidArgument."""
+    """Return a list of integers as a tuple. Raises InvalidArgument for another type, more than `max_items` items, and
+    an item outside the field's bounds."""
     if not isinstance(value, list):
         raise bad_type(name, value, "a list of integers")
     if len(value) > field.max_items:
@@ -162,8 +165,9 @@ def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
 
 
 def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float], ...]:
-    """Convert an object from token ids, as decimal text, to biases into pairs, by ascending id. `max_items` bounds
-    their number, and the field's bounds the ids. Raises InvalidArgument."""
+    """Convert an object from token ids, as decimal text, to biases into pairs (id, bias), by ascending id. Raises
+    InvalidArgument for another type, more than `max_items` members, a name that is not an id within the field's bounds,
+    and a bias that is not a finite number."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object of token ids and biases")
     if len(value) > field.max_items:
@@ -182,8 +186,8 @@ def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float
 
 
 def _check_texts(name: str, value: Any, field: Field) -> dict[str, str]:
-    """Return the value if it is an object of at most `max_items` strings of at most `high` characters, with names of at
-    most 64. Raises InvalidArgument."""
+    """Return the value. Raises InvalidArgument unless it is an object of at most `max_items` strings, each of at most
+    `high` characters, with names of at most 64 characters."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object of strings")
     if len(value) > field.max_items:
@@ -201,13 +205,15 @@ def _check_texts(name: str, value: Any, field: Field) -> dict[str, str]:
 
 
 def _check_object(name: str, value: Any, _field: Field) -> dict[str, Any]:
+    """Return the value if it is a JSON object; raise InvalidArgument otherwise."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object")
     return value
 
 
 def _check_list(name: str, value: Any, field: Field) -> list[Any]:
-    """Return the value if it is a list of at most `max_items` items. Raises InvalidArgument."""
+    """Return the value; its items are not checked. Raises InvalidArgument unless it is a list of at most `max_items`
+    items."""
     if not isinstance(value, list):
         raise bad_type(name, value, "a list")
     if len(value) > field.max_items:

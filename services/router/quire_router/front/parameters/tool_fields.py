@@ -76,7 +76,7 @@ def parsing_of(tools_json: str) -> Parsing:
 
 def _check_tool(tool: Any, name: str) -> str:
     """Check the type, name, parameters, description and strictness of one tool, and return the name of its function.
-    Raises InvalidArgument; `name` is the tool's place in the body."""
+    Raises InvalidArgument if one of them is malformed; `name` is the tool's place in the body."""
     if not isinstance(tool, dict):
         raise bad_type(name, tool, "an object")
     if tool.get("type") != "function":
@@ -101,9 +101,9 @@ def _check_tool(tool: Any, name: str) -> str:
 
 
 def _choice(choice: Any) -> tuple[str, str]:
-    """Return the mode (none, auto or required) and the single tool that must be called, '' for any. An object that
-    names a function has the mode required; no choice is auto. Raises InvalidArgument, and Unsupported for
-    allowed_tools."""
+    """Return a pair: the mode (none, auto or required), and the single tool that must be called, '' for any. An object
+    that names a function has the mode required; no choice is auto. Raises Unsupported for allowed_tools, and
+    InvalidArgument for any other choice."""
     if choice is None:
         return "auto", ""
     if isinstance(choice, str) and choice in _MODES:

@@ -83,6 +83,7 @@ class EventWire:
         return self._batch([AllBlocksCleared()])
 
     def _change(self, events: Iterable[PageEvent]) -> Iterator[BlockStored | BlockRemoved]:
+        """Yield vLLM's events for these changes, in order; of each change, the removed pages come first."""
         for event in events:
             yield from map(self._removed, event.removed)
             yield from map(self._stored, event.stored)

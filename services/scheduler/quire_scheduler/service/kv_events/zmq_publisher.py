@@ -113,7 +113,8 @@ class ZmqPublisher:
 
 
 def _open(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
-    """Bind the socket or connect it, and return the endpoint that is really used. Raises ConfigError."""
+    """Bind the socket or connect it, and return the endpoint that is really used. Raises ConfigError if ZeroMQ cannot
+    use the endpoint, such as one whose port is in use."""
     try:
         if bind:
             socket.bind(endpoint)

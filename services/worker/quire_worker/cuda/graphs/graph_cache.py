@@ -66,7 +66,7 @@ class GraphCache(Generic[T]):
             self._get(self._missing[0])
 
     def give_up(self) -> None:
-        """Make nothing more: from now on `find` looks only at the items that are there."""
+        """Make nothing more: for the rest of its life, `find` looks only at the items that exist."""
         self._missing.clear()
         self._wanted.clear()
         self._sizes = tuple(self._made)
@@ -83,7 +83,7 @@ class GraphCache(Generic[T]):
         return True
 
     def _get(self, size: StepSize) -> T:
-        """The item of a size, made now if it is not there. The last item that is allowed ends all making."""
+        """Return the item of a size, made now if there is none. Once `most` items exist, no further one is made."""
         if size not in self._made:
             self._made[size] = self._make(size)
             if len(self._made) == self._most:

@@ -82,8 +82,8 @@ class StepGraphCache:
         self._pieced.give_up()
 
     def _capture(self, size: StepSize, *, fresh: bool) -> StepGraph:
-        """Capture a step of this size on the steps' stream. If memory runs out, empty torch's cache of memory and try
-        once more."""
+        """Capture a step of this size on the steps' stream; with `fresh`, in pieces, so that torch's attention can
+        compute some chunks. If memory runs out, empty torch's cache of memory and try once more."""
         layout = StepLayout.of(size, self._tiling, fresh=fresh)
         with torch.cuda.stream(self._stream):
             try:

@@ -56,7 +56,7 @@ def _unregister(memory: UInt8) -> None:
 
 
 def _not_mapped(num_bytes: int, cause: str) -> ConfigError:
-    """The error of a GPU that cannot read the ring."""
+    """Return the ConfigError for a ring of `num_bytes` that the GPU cannot map; `cause` is in its text."""
     return ConfigError(
         "MASKS_NOT_MAPPED",
         f"The GPU cannot map the {num_bytes} bytes in which the matcher leaves masks: {cause}.",

@@ -58,7 +58,7 @@ class CudaDriver:
 
     def open(self, handle: bytes) -> int:
         """Map an allocation of another process, perhaps on another GPU. Returns the address of its beginning in this
-        process."""
+        process. Raises Unavailable CUDA_DRIVER if the driver refuses."""
         address = ctypes.c_uint64()
         self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _PEER_ACCESS)
         return address.value
@@ -80,6 +80,7 @@ class CudaDriver:
             )
 
     def _name_of(self, status: int) -> str:
+        """Return the driver's name of an error, or its number if the driver has no name for it."""
         name = ctypes.c_char_p()
         known = self.library.cuGetErrorName(status, ctypes.byref(name)) == 0 and name.value
         return name.value.decode() if known and name.value else f"error {status}"
@@ -87,7 +88,8 @@ class CudaDriver:
 
 @cache
 def cuda_driver() -> CudaDriver:
-    """The driver of this machine; raises Unavailable where there is none."""
+    """Return the CUDA driver of this machine. Raises Unavailable CUDA_DRIVER if its library is missing or lacks a
+    function."""
     try:
         return CudaDriver(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError) as error:

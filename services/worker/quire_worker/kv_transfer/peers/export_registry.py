@@ -125,7 +125,8 @@ class ExportRegistry:
 
     def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
         """Ask the engine to put the first `most` of these pages into the ring, each once it is filled. Pages that were
-        requested before are left out. While more pages follow, few new ones are held back until there are `several`."""
+        requested before are left out. If more than `most` pages remain, fewer than `several` new ones are not requested
+        yet, unless the first page is one of them."""
         new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
             self._send(Frame.of(AgentFrameKind.WANTED, export.job.generation, export.job.number, new))

@@ -58,7 +58,8 @@ class PeerAccess:
         refusals: list[QuireError] = []
 
         def allowed(text: str) -> tuple[str, int] | None:
-            """Parse an address; None if it is malformed or `hosts` refuses it. A refusal is noted."""
+            """Parse an address into host and port; None if it is malformed or `hosts` refuses it. A refusal is added to
+            `refusals`."""
             place = _host_and_port(text)
             refusal = None if place is None else hosts.refusal(*place)
             if refusal is None:
@@ -117,7 +118,8 @@ def host_id() -> bytes:
 
 
 def _host_and_port(text: str) -> tuple[str, int] | None:
-    """Parse `host:port`; None if it is malformed or the host is neither a name nor an IP address."""
+    """Parse `host:port` into its two parts; None if the text is malformed or the host is neither a name nor an IP
+    address."""
     try:
         host, port = split_address(text, "a ticket's address")
     except ConfigError:

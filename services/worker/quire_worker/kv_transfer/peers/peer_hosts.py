@@ -71,7 +71,7 @@ class PeerHosts:
 def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, ...]:
     """Return the entries of --peer-hosts. Without the option: this host alone, by the names that this worker has for it
     in its flags and its `own` addresses. If one of these is a loopback name, all loopback addresses are added. Raises
-    ConfigError."""
+    ConfigError for an invalid entry of the option, or a malformed address in the flags."""
     if config.peer_hosts:
         PeerHosts(config.peer_hosts)  # what is wrong with them is to end the start, not every pull
         return config.peer_hosts
@@ -84,7 +84,8 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
 
 
 def _parse(text: str) -> _Entry:
-    """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError."""
+    """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError for
+    any other text."""
     found = _ENTRY.fullmatch(text.strip())
     if found is not None:
         host, port = found["host"].strip("[]"), int(found["port"] or 0)

@@ -40,7 +40,8 @@ _BACKLOG = 256
 
 
 class PeerListeners:
-    """Opens the sockets at once; raises ConfigError. `addresses` go into the worker's hello."""
+    """Opens the sockets at once. `addresses` go into the worker's hello. Raises ConfigError if a port cannot be opened,
+    --peer-hosts has an invalid entry, or the transport's package is missing."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()

@@ -83,7 +83,7 @@ class PeerSession(ServedSession["Export"]):
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, Export | QuireError]:
         """Find the export that a request names by its lease's handle, and verify the request with the lease's key.
         Returns the seals, and the export or the error to answer: the export has ended, or is another than the one whose
-        places the peer was told. Raises NotFound for an unknown lease."""
+        places the peer was told. Raises NotFound for an unknown lease, DataConnectionError for a forged request."""
         found = self._exports.find_export(frame.head.handle)
         if found is None:
             raise export_unknown()
@@ -181,8 +181,9 @@ class PeerSession(ServedSession["Export"]):
         self._end(frame.head, seals)
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
-        """Send one SHOWN frame: for each of these consecutive pages, as (index, slot), its place in the ring and its
-        page header, which has the checksum."""
+        """Make the header of each of these consecutive pages, given as (index, slot), from the page's bytes in the
+        ring: with its checksum and, if there is a MAC key, its MAC. Send one SHOWN frame, authenticated with `seals`,
+        that has each page's place in the ring and its header."""
         places = []
         for index, slot in shared:
             with self._ring.slot(slot) as body:
@@ -219,7 +220,8 @@ class PeerSession(ServedSession["Export"]):
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer LOCATE: wait until the requested page is filled, with signs of life to the peer. Then send the places
         of this page and of filled pages after it (4096 at most) in the engine's own memory. The peer reads them by
-        itself. Raises InvalidArgument if the export has no such page."""
+        itself. Raises InvalidArgument if the export has no such page, DataConnectionError if the frame has a
+        payload."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")

@@ -61,8 +61,8 @@ class PoolPageSink:
 
     def fetch(self, places: Int32) -> None:
         """Have the engine copy the next pages of the pull from the pages `places` of the peer's memory, and wait until
-        it has. They count as received only after `keep` or `keep_last`. Raises TransferCancelled, and TransportError if
-        the engine cannot read that memory."""
+        it has. They count as received only after `keep` or `keep_last`. Raises TransferCancelled if the pull is
+        cancelled, and TransportError if the engine cannot read that memory."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None

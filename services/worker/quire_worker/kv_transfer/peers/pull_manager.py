@@ -83,7 +83,7 @@ class PullManager:
 
     def take_slot(self, job: Job) -> int:
         """Take a free slot for the pull's next page. If there is none, report the pages that have landed to the engine,
-        and wait. Raises TransferCancelled."""
+        and wait. Raises TransferCancelled if the pull is cancelled meanwhile."""
         with self._changed:
             pull = self._pulls[job.number]
             if not self._free:
@@ -94,7 +94,7 @@ class PullManager:
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """Note that a page has landed in a slot. Tell the engine of such pages several at a time, since each frame
+        """Record that a page has landed in a slot. The engine is told of several such pages at a time, since each frame
         wakes it."""
         pull = self._pulls[job.number]
         if pull.add_undelivered(index, slot) >= self._batch:

@@ -80,7 +80,7 @@ class TunnelDialer:
         self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:
-        """Return a new connection, after its handshake; raises PeerUnreachable."""
+        """Return a new connection, after its handshake. Raises PeerUnreachable if no greeting comes."""
         if isinstance(address, str):
             raise ValueError("gRPC is for hosts and ports")
         began_s = time.monotonic()
@@ -95,6 +95,7 @@ class TunnelDialer:
         call = worker_pb2_grpc.PeerStub(channel).Connect(said(), wait_for_ready=self._wait_for_ready)
 
         def carry() -> None:
+            """Write what the server sends into the socket until either ends, then end the call and the channel."""
             with contextlib.closing(channel), theirs:
                 write_pieces(call, theirs)
                 call.cancel()

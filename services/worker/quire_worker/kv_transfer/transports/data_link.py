@@ -72,8 +72,9 @@ class Exchange:
         page_header: bytes = bytes(128),
         fds: Sequence[int] = (),
     ) -> None:
-        """Send one frame under the lease, authenticated with its key. Raises DataConnectionError if the connection
-        breaks, or if the time budget was used up before."""
+        """Send one frame under the lease, authenticated with its key. For a part of a page, `page`, `offset` and `last`
+        say which page, from which byte on, and whether the page ends with the part. Raises DataConnectionError if the
+        connection breaks, or if the time budget was used up before."""
         head = Head(kind, self._handle, page, offset, len(payload), last, page_header)
         started = self._in_time()
         self.connection.send(head, self.seals, payload, fds)

@@ -107,6 +107,7 @@ class FallbackPolicy:
         return ready + paused if self._rules.paused_are_tried_last else ready
 
     def _is_paused(self, name: str, route: Hashable) -> bool:
+        """Whether a failure of this transport on this route has paused it, and the pause is not over."""
         with self._lock:
             pause = self._pauses.get((name, route))
             return pause is not None and self._clock() < pause.until_s

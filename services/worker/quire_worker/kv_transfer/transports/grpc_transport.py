@@ -34,8 +34,8 @@ class GrpcTransport:
         """Does nothing: the access itself came over gRPC."""
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Receive all remaining pages in one stream. After a damaged page, ask the store to check its own copy,
-        ignoring errors of this call, then raise PageCorrupt."""
+        """Receive all remaining pages in one stream. If a page is damaged or out of order, ask the store to check its
+        own copy, ignoring errors of this call, then raise PageCorrupt."""
         try:
             self._receive(transfer, sink)
         except PageCorrupt:

@@ -44,6 +44,8 @@ class PeerNixl:
 
     @classmethod
     def make(cls, end: PullEnd) -> PeerNixl:
+        """Return a transport over the pull's link with the process's NIXL agent. Raises ValueError if the process has
+        none."""
         if end.nixl is None:
             raise ValueError("this process has no NIXL agent")
         return cls(end.link, end.nixl)

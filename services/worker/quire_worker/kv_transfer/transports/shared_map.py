@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class SharedMap:
-    """One mapping. Takes over `fd`. Raises DataConnectionError."""
+    """One read-only mapping of a whole file. Takes over `fd`. Raises DataConnectionError if the file is empty, could be
+    cut short, or cannot be mapped."""
 
     def __init__(self, fd: int) -> None:
         try:

@@ -52,7 +52,8 @@ def fetch_shared_pages(
 ) -> None:
     """Ask for all remaining pages with a frame of this kind. Copy each into the sink from the place that the peer
     shows, about `most` at a time. `fetch` takes some places and yields a function that copies one page and returns its
-    checksum. `mac`, if given, verifies each page. For a wrong page, closes the link and raises TransportError."""
+    checksum. `mac`, if given, verifies each page. If a page is not what its key, checksum or MAC says, closes the link
+    and raises TransportError."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
@@ -100,7 +101,8 @@ def _take_pages(
     mac: PageMac | None,
 ) -> None:
     """Copy each shown page into the sink, check it, and commit it before the next. The peer is told by TAKEN that pages
-    were copied: at the end of each frame, or sooner if copying is slow. Raises PageCorrupt."""
+    were copied: at the end of each frame, or sooner if copying is slow. Raises PageCorrupt for a page that its key,
+    checksum or MAC does not match."""
     told_s = time.monotonic()
     for each in shared:
         room = sink.next_buffer()

@@ -36,7 +36,7 @@ _GENERATION = struct.Struct("<Q")
 
 class ArenaMap:
     """The store's arena, mapped from `fd`, which this object takes over. `sock` is the connection over which the
-    descriptor came. Raises DataConnectionError."""
+    descriptor came. Raises DataConnectionError if `fd` cannot be mapped safely (see SharedMap)."""
 
     def __init__(self, fd: int, sock: socket.socket) -> None:
         self._map = SharedMap(fd)
@@ -108,6 +108,8 @@ class ShmTransport:
         return bool(_NAME.fullmatch(access.arena))
 
     def probe(self, access: LeaseAccess) -> None:
+        """Connect to the arena's socket, greet, and close the connection at once. Raises TransportError if nobody there
+        answers."""
         try:
             connect(access.arena).close()
         except (DataConnectionError, OSError) as error:
@@ -150,6 +152,7 @@ class ShmTransport:
             raise
 
     def close(self) -> None:
+        """Close both links and the map of the arena."""
         self._fetching.close()
         self._sending.close()
         if self._arena is not None:
@@ -157,7 +160,7 @@ class ShmTransport:
 
     def _mapped(self, exchange: Exchange) -> ArenaMap:
         """Return the store's arena, which is asked for and mapped once for each connection. Raises DataConnectionError
-        if the store sends no descriptor."""
+        if the store sends no descriptor, or one that cannot be mapped."""
         if self._arena is None or self._arena.closed or not self._arena.came_over(exchange.connection.sock):
             if self._arena is not None:
                 self._arena.close()

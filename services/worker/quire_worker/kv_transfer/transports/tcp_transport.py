@@ -36,6 +36,8 @@ class TcpTransport:
         return bool(access.data_port and self._host)
 
     def probe(self, access: LeaseAccess) -> None:
+        """Connect to the store's data port, greet, and close the connection at once. Raises TransportError if nobody
+        there answers."""
         try:
             connect((self._host, access.data_port)).close()
         except (DataConnectionError, OSError) as error:

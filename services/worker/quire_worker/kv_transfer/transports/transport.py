@@ -90,7 +90,8 @@ class PageSource(Protocol):
         one. A caller that holds pages must check first: the ring is small, and the wait could be for its own pages."""
 
     def page_body(self, index: int) -> memoryview:
-        """A page's body, good until the page is released; waits for it, raises TransferCancelled."""
+        """A page's body, good until the page is released; waits for it. Raises TransferCancelled if the move is
+        cancelled."""
 
     def page_offset(self, index: int) -> int:
         """Offset of a page's body in the file of `fd`."""

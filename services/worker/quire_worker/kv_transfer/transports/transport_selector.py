@@ -94,6 +94,7 @@ class TransportSelector:
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:
+        """Stop the probing in the background, and close all transports."""
         self._closing.set()
         for transport in self._transports:
             transport.close()

@@ -34,11 +34,9 @@ def read_rope(
     config: ConfigFile, head_dim: int, *, layer_type: str = "", interleaved: bool = False, theta: float = 10000.0
 ) -> RopeSpec:
     """Read the RoPE from `rope_parameters` (new files) or from `rope_theta` and `rope_scaling` (old files). If the
-    section has a RoPE for each type of layer, `layer_type` selects one. `theta` is the base if the file names none.
-
-    Raises Unsupported for an unknown variant, unknown keys or settings that contradict each other, and ConfigError for
-    wrong values.
-    """
+    section has a RoPE for each type of layer, `layer_type` selects one. `interleaved`: neighbouring dimensions rotate
+    together, not those half a head apart. `theta` is the base if the file names none. Raises Unsupported for an unknown
+    variant, unknown keys or settings that contradict each other, and ConfigError for wrong values."""
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name) or ConfigFile({}, config.source)
     if layer_type and isinstance(section.fields.get(layer_type), dict):
@@ -112,7 +110,7 @@ def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpe
 
 def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
     """Read a RoPE of the kind yarn. An absent attention factor follows from `factor` and the two `mscale` numbers.
-    Raises ConfigError for wrong beta_fast and beta_slow, and for a base of at most 1."""
+    Raises ConfigError unless beta_fast is above beta_slow and both are within bounds, and for a base of at most 1."""
     factor = section.number("factor")
     fast, slow = (
         section.number(name, usual, nullable=True) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -190,8 +188,8 @@ def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -
 
 
 def _check_factors(config: ConfigFile, rope: RopeSpec, head_dim: int) -> RopeSpec:
-    """Return the RoPE, after checking that its lists of factors have one factor for each pair of rotated dimensions.
-    Raises ConfigError."""
+    """Return the RoPE as it is. Raises ConfigError unless each of its lists of factors has one factor for each pair of
+    rotated dimensions."""
     wanted = (rope.rotated or head_dim) // 2
     lists = {"factors": (rope.factors,), "longrope": (rope.factors, rope.long_factors)}
     for factors in lists.get(rope.kind, ()):

@@ -54,11 +54,9 @@ def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
 
 def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[int, ...]:
     """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context. The
-    layers with a window are named by `layer_types` or, if that is absent, by `default`; without both, they are the
-    layers from `max_window_layers` on.
-
-    Raises Unsupported if the config has a window and no `use_sliding_window`, or names sliding layers while it is off.
-    """
+    layers with a window are named by `layer_types` or, if that is absent, by `default(index)`, which returns a layer's
+    type. Without both, they are the layers from `max_window_layers` on. Raises Unsupported if the config has a window
+    and no `use_sliding_window`, or names sliding layers while it is off."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)

@@ -115,6 +115,7 @@ def _define_compare_exchange(_context: Any, array: Any, index: Any, old: Any, ne
     whether `old` was there."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Emit the LLVM cmpxchg on the array's element, and return whether it replaced the old value."""
         words = [context.cast(builder, values[n], signature.args[n], types.int64) for n in (2, 3)]
         pointer = _element_pointer(context, builder, signature, values)
         return builder.extract_value(builder.cmpxchg(pointer, *words, "acq_rel", "acquire"), 1)
@@ -130,6 +131,7 @@ def _define_cpu_relax(_context: Any) -> Any:
     hyperthread runs. It does nothing on other machines."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Emit x86's PAUSE; on other machines, nothing."""
         if platform.machine() == "x86_64":
             function_type = ir.FunctionType(ir.VoidType(), [])
             builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])

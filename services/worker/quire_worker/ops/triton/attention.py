@@ -37,11 +37,9 @@ def decode_attention(
     pdl: bool,
 ) -> None:
     """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`. Do
-    nothing if no sequence decodes.
-
-    One kernel computes the plan's KV splits. The splits of a sequence are merged by its last program from 32 sequences
-    on, else by a second kernel. Pages are as in Ops.plan, with any page size.
-    """
+    nothing if no sequence decodes. One kernel computes the plan's KV splits. The splits of a sequence are merged by its
+    last program from 32 sequences on, else by a second kernel. Pages are as in Ops.plan, with any page size. `pdl`: see
+    launch.py."""
     if plan.splits is None:
         return
     page = pages.shape[4]
@@ -114,7 +112,7 @@ def prefill_attention(
     pdl: bool,
 ) -> None:
     """Compute attention for the rows of the plan's tiles, of query [R, Q D], and write it to the same rows of `out`, by
-    one kernel. Do nothing if the plan has no tiles."""
+    one kernel. Do nothing if the plan has no tiles. `pdl`: see launch.py."""
     if plan.tile_sequence is None:
         return
     group = shape.heads // shape.kv_heads

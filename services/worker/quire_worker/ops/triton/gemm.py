@@ -79,8 +79,8 @@ class GemmConfigs:
 
     def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
         """Compute x @ weight.T + bias, [R, outputs] of x's type, from x [R, inputs]. The kernel is the batch-invariant
-        one, the one that the table names, or else cuBLAS's. The result is written to `out` if given. Raises TypeError
-        unless the weight is dense."""
+        one, the one that the table names, or else cuBLAS's. The result is written to `out` if given. `pdl`: see
+        launch.py. Raises TypeError unless the weight is dense."""
         weight = as_dense(weight)
         if self.batch_invariant:
             return batch_invariant_gemm(x, weight, pdl, out)
@@ -91,11 +91,9 @@ class GemmConfigs:
 
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
-        inputs]. The activation is gelu in its tanh form with `gelu`, else silu.
-
-        Returns None if the caller must run a GEMM and an activation: without a config for the shape, with a bias, or if
-        batch-invariant.
-        """
+        inputs]. The activation is gelu in its tanh form with `gelu`, else silu. `pdl`: see launch.py. Returns None if
+        the caller must run a GEMM and an activation: without a config for the shape, with a bias, or if
+        batch-invariant."""
         weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None

@@ -153,7 +153,8 @@ def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[Param
 
 
 def _shape(group: Sequence[ParameterSpec]) -> tuple[int, ...]:
-    """Return the shape of a tensor with these parameters."""
+    """Return the shape of a tensor with these parameters: their own shapes stacked along the first axis. A single
+    parameter with a `file_shape` has that shape."""
     first = group[0]
     if len(group) == 1 and first.file_shape:
         return first.file_shape

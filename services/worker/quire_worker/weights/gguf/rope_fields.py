@@ -74,8 +74,8 @@ def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) 
 
 
 def _longrope(name: str, model: GgufModel, rotated: int, original: int) -> dict[str, Any]:
-    """Read the short and long factors of longrope from their tensors, and the attention factor. Raises an error if the
-    file lacks one of the tensors."""
+    """Read the short and long factors of longrope from their tensors, and the attention factor. Raises ConfigError if
+    the file lacks one of the tensors."""
     found: dict[str, Any] = {"original_max_position_embeddings": original}
     for key, tensor in (("short_factor", SHORT), ("long_factor", LONG)):
         place = model.tensors.get(tensor)

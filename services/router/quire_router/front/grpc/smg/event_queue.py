@@ -41,8 +41,8 @@ class EventQueue(Generic[M]):
         self._over = False
 
     async def fill(self, source: AsyncGenerator[M, None]) -> None:
-        """Queue the messages of `source` until it ends, then close the queue. Raises Overloaded, and drops all queued
-        messages, if they would exceed `most_bytes`; a message that waits alone may have any size."""
+        """Queue the messages of `source` until it ends, then close the queue. If the queued messages would exceed
+        `most_bytes`, drops all of them and raises Overloaded; a message that waits alone may have any size."""
         try:
             async with contextlib.aclosing(source):
                 async for message in source:

@@ -41,7 +41,9 @@ _TURN_TOKENS = 65_536
 async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_len: int) -> GenerateJob:
     """Check SMG's GenerateRequest and convert it to a job for a model of this context length in tokens. Where proto3
     cannot tell 0 from unset, 0 means vLLM's default; a negative seed means none. The job always returns token ids.
-    Raises InvalidArgument for wrong values, and Unsupported."""
+    Raises Unsupported for media, KV transfer, a data-parallel rank above 0, and a negative number of logprobs or one
+    above the limit. Raises InvalidArgument for other values out of bounds, a missing or too long prompt, and
+    `ignore_eos` with a structure."""
     _refuse_unsupported(request)
     params = request.sampling_params
     logprobs = _logprobs(params, "logprobs", limits)
@@ -163,8 +165,8 @@ async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates:
 
 
 async def _converted(given: Sequence[int], start: int) -> NDArray[np.int64]:
-    """Convert the ids from index `start` on to an int64 array. After every 65,536 ids, the event loop runs other
-    tasks."""
+    """Convert the ids of `given` from index `start` on to an int64 array. After every 65,536 ids, the event loop runs
+    other tasks."""
     parts = [np.empty(0, np.int64)]
     for at in range(start, len(given), _TURN_TOKENS):
         if at > start:

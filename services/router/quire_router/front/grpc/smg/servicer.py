@@ -63,8 +63,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
         """Authenticate the caller, apply the key's rate limit, run the request on the served model, and yield its
-        responses, as a stream or as one. Meanwhile, `Abort` finds the request by its id. A client that reads nothing
-        for too long loses the request. When the call ends, its sequences end too. Raises QuireError."""
+        responses, as a stream or as one. Meanwhile, `Abort` finds the request by its id. The request of a client that
+        reads nothing for `client_stall_s` ends with CLIENT_STALLED. When the call ends, its sequences end too. Raises
+        the QuireError of each step: authentication, rate limit, parsing, admission, generation."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -107,6 +108,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return vb.AbortResponse()
 
     async def HealthCheck(self, request: vb.HealthCheckRequest, context: Any) -> vb.HealthCheckResponse:
+        """Return whether there is a ready replica and admission is open; if not, the message says that no requests are
+        taken. The caller must be authenticated, as in every method."""
         self._authenticate(context)
         healthy = self._parts.fleet.ready and self._parts.admission.open
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
@@ -149,8 +152,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def GetLoads(self, request: vb.GetLoadsRequest, context: Any) -> vb.GetLoadsResponse:
         """Return the load that the scheduler reported last: running and waiting requests, throughput, and KV use, with
-        pages counted as tokens. For a data-parallel rank other than 0, the list of loads is empty. Raises
-        Unavailable."""
+        pages counted as tokens. For a data-parallel rank other than 0, the list of loads is empty. Raises Unavailable
+        while there is no replica."""
         self._authenticate(context)
         load, page_size = self._replica().load, self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         used = load.pages - load.free_pages
@@ -178,9 +181,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
         """Yield the scheduler's page events in batches, each with the scheduler's load; the key needs the scope
-        `admin`. They begin after the subscriber's sequence number if that can only be of the present epoch, otherwise
-        with a snapshot. If asked for, a batch with only the load comes first. Raises Overloaded for a subscriber that
-        is too slow. The audit log also records the beginning, because a subscription may last for weeks."""
+        `admin`. The events begin after the subscriber's sequence number if that number can only be of the present
+        epoch, otherwise with a snapshot. If asked for, a batch with only the load comes first. Raises Overloaded for a
+        subscriber that is too slow. The audit log also records the beginning, because a subscription may last for
+        weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
         audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0
@@ -277,7 +281,7 @@ def _int32(count: int) -> int:
 async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
     """Yield a generation's responses until it has ended. An aborted generation ends without an error, as in vLLM: each
     choice that was still running gets a last response with the finish reason `abort`. Raises any other QuireError that
-    ended it."""
+    ended it. `stream`: the responses are those of a streamed request."""
     answer = SmgFormat(generation, stream=stream)
     ended: set[int] = set()
     while generation.running:

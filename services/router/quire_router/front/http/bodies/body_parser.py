@@ -66,9 +66,9 @@ class BodyParser:
         self, parser: str, body: bytes, tenant: str, defaults: Mapping[str, SamplingDefaults], *, timings: bool
     ) -> Any:
         """Return what the parser with this name makes of a body. A body above LONG_BYTES waits for the tenant's turn at
-        the child process; a shorter one is parsed here. `defaults`: see `parse_body`. Raises InvalidArgument,
-        Unsupported, TooLarge for a body that takes too much time or memory, and Unavailable where the process
-        failed."""
+        the child process; a shorter one is parsed here. `defaults`, `timings`: see `parse_body`. Raises the parser's
+        InvalidArgument or Unsupported, TooLarge for a body that takes too much processor time or memory, and
+        Unavailable if the process failed."""
         if len(body) <= LONG_BYTES:
             return parse_body(parser, body, self._limits, defaults, timings=timings)
         job = {

@@ -42,7 +42,8 @@ def parse_body(
     timings: bool,
 ) -> Any:
     """Decode a body and run the parser `name` on it, with the defaults of the body's model. `defaults` has the sampling
-    defaults of models by their names; the name '' is the model of a body that names none. Raises InvalidArgument,
+    defaults of models by their names; the name '' is the model of a body that names none. `timings`: the client wants
+    timings in the answer. Raises InvalidArgument for a body that is no JSON object, and the parser's InvalidArgument or
     Unsupported."""
     decoded = parse_object(body)
     model = decoded.get("model")
@@ -51,8 +52,9 @@ def parse_body(
 
 
 def _parse_invocation(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> InvocationRequest:
-    """Parse a chat where the body has messages, otherwise a completion where it has a prompt. Raises InvalidArgument,
-    also if it has neither, and Unsupported."""
+    """Parse a chat if the body has messages, otherwise a completion if it has a prompt. Raises InvalidArgument if it
+    has neither, and the errors of `parse_chat` or `parse_completion`. `timings`: the client wants timings in the
+    answer."""
     if "messages" not in body and "prompt" not in body:
         raise InvalidArgument(
             "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"

@@ -107,7 +107,8 @@ class _Encoder:
         return [_TUPLE, *map(self.encode, items)]
 
     def _text(self, text: str) -> list[Any]:
-        """Append a long text to the payload, once for all its occurrences; return its place."""
+        """Append a long text to the payload, once for all its occurrences. Returns the JSON value that stands for the
+        text, with its place in the payload."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._append(_TEXT, text.encode())

@@ -75,8 +75,8 @@ class ConsoleActions:
         ]
 
     async def cancel(self, request: Request) -> Response:
-        """End a running request of any tenant, which its number and its request id name; its client gets an error.
-        Raises NotFound unless it runs in this process."""
+        """End a running request of any tenant; the body names it by its number and its request id. The request's client
+        gets an error. Raises NotFound unless this process runs such a request."""
         values = await self._read(request, CANCEL)
         number, request_id = required(values, "number"), required(values, "request_id")
         bind_subject(request_id)
@@ -85,16 +85,17 @@ class ConsoleActions:
 
     async def drain(self, request: Request) -> Response:
         """Drain a replica: it refuses new requests and finishes the running ones. Answers `done`, or `under way` if
-        that takes longer than _REFUSAL_S. Raises NotFound, FailedPrecondition while an action on it goes on, and its
-        scheduler's errors."""
+        that takes longer than _REFUSAL_S. Raises NotFound for an unknown replica, FailedPrecondition while an action on
+        the replica goes on, and its scheduler's errors."""
         values = await self._read(request, DRAIN)
         replica = self._replica(required(values, "instance"))
         bind_subject(replica.instance)
         return await self._begin(replica, replica.client.drain(self._drain_timeout_s))
 
     async def role(self, request: Request) -> Response:
-        """Change a replica's role. Answers `done`, or `under way` if that takes longer than _REFUSAL_S. Raises
-        NotFound, FailedPrecondition while an action on it goes on, and its scheduler's errors."""
+        """Change a replica's role. Answers `done`, or `under way` if that takes longer than _REFUSAL_S. Raises NotFound
+        for an unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's
+        errors."""
         values = await self._read(request, ROLE)
         replica, role = self._replica(required(values, "instance")), required(values, "role")
         bind_subject(f"{replica.instance} {role}")
@@ -123,12 +124,14 @@ class ConsoleActions:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, request: Request, table: Mapping[str, Field]) -> dict[str, Any]:
-        """Check the caller, and return the fields of the body. Raises PermissionDenied, InvalidArgument, TooLarge."""
+        """Check the caller, and return the fields of the body, checked by `table`. Raises PermissionDenied as
+        `check_administrator` does, InvalidArgument for a body that is not a JSON object of these fields, and TooLarge
+        for a body that is too long."""
         check_administrator(request, self._keys, own_name=True)
         return check_fields(parse_object(await read_json(request.scope, request.receive, _MAX_BODY_BYTES)), table)
 
     def _replica(self, instance: str) -> Replica:
-        """Return the replica of this name. Raises NotFound."""
+        """Return the replica of this name. Raises NotFound if the fleet has none."""
         replica = self._fleet.find(instance)
         if replica is None:
             raise NotFound(
@@ -139,9 +142,9 @@ class ConsoleActions:
         return replica
 
     async def _begin(self, replica: Replica, call: Coroutine[Any, Any, None]) -> Response:
-        """Start a scheduler's call as a task. Answer `done` when it has ended, or `under way` when it has run for
-        _REFUSAL_S; then it goes on alone. Raises FailedPrecondition if a call to this replica is under way, and the
-        call's own error as a QuireError."""
+        """Start a scheduler's call as a task. Answer `done` when the call has ended, or `under way` when it has run for
+        _REFUSAL_S; then the call goes on alone. Raises FailedPrecondition if a call to this replica is under way, and
+        the call's own error as a QuireError."""
         if replica.instance in self._under_way:
             call.close()
             raise FailedPrecondition(

@@ -24,8 +24,8 @@ class Problem(NamedTuple):
 
 
 def problems(snapshot: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems that a snapshot shows, at most 50, the bad ones before the warnings. They are of the router,
-    the replicas, tokenizers, kvstores and certificates."""
+    """Return the problems that a snapshot shows, at most 50, the bad ones before the warnings. The router, replicas,
+    tokenizers, kvstores and certificates are looked at."""
     found = [
         *_router(snapshot["router"], snapshot["replicas"], snapshot["tokenizers"]),
         *(problem for replica in snapshot["replicas"] for problem in _replica(replica)),
@@ -74,6 +74,7 @@ def _replica(replica: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _tokenizers(tokenizers: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Yield a warning for each tokenizer that is not ready."""
     for tokenizer in tokenizers:
         if tokenizer["phase"] != "ready":
             yield Problem(WARNING, tokenizer["instance"], "The tokenizer does not answer.")

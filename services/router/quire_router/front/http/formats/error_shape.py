@@ -36,8 +36,8 @@ def error_object(error: QuireError) -> dict[str, Any]:
 
 
 def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
-    """Convert an error to Anthropic's object. The HTTP status decides its type, and Quire's code and parameter are
-    additional fields."""
+    """Convert an error to Anthropic's object, with the request id. The HTTP status decides the type, `api_error` for
+    any other status. Quire's code and parameter are additional fields."""
     kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
     told = {"type": kind, "message": error_text(error), "code": error.code, "param": error.param or None}
     return {"type": "error", "error": told, "request_id": request_id}

@@ -58,7 +58,7 @@ def echoed_logprobs(
     prompt: str, ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
 ) -> dict[str, list[Any]]:
     """Return the logprobs of an echoed prompt as the parallel lists of completions, with at most `most` alternatives
-    per token. The first token has none."""
+    per token. `ids` and `entries` have one item per token; an entry of None, as the first token's, gives null."""
     texts = [names.of(token_id) for token_id in ids]
     return {
         "text_offset": _offsets_in(prompt, [names.token_bytes.get(token_id) for token_id in ids]),

@@ -52,8 +52,8 @@ class MessageParts:
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the `delta` objects of a delta's parts, in order: each has content, reasoning or a piece of one tool
-        call. Adjacent pieces of one call are joined. Empty if no part is shown. Notes whether the choice has called a
-        tool."""
+        call. Adjacent pieces of one call are joined. Empty if no part is shown. If a tool call begins, `finish` later
+        says that the choice has called a tool."""
         shown: list[dict[str, Any]] = []
         for part in self._shown(delta):
             if part.kind == PartKind.CONTENT:
@@ -92,8 +92,8 @@ class MessageParts:
         return "tool_calls" if delta.finish == STOP and delta.index in self._called else name
 
     def _shown(self, delta: Delta) -> list[TextPart]:
-        """Return the parts of a delta that the client wants. If a tool call begins in them, note that the delta's
-        choice has called a tool."""
+        """Return the parts of a delta that the client wants. If a tool call begins in them, add the choice to those
+        that have called a tool."""
         parts = shown_parts(delta, self._wants)
         if any(part.kind == PartKind.TOOL_NAME for part in parts):
             self._called.add(delta.index)

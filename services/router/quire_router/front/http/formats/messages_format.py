@@ -76,7 +76,7 @@ class MessagesFormat:
         )
 
     def _end_block(self) -> bytes:
-        """Return the event that ends the open block, and note that none is open; empty if no block is open."""
+        """Return the event that ends the open block; empty if no block is open. After this, no block is open."""
         if self._streamed is None:
             return b""
         self._streamed = None
@@ -142,7 +142,8 @@ class MessagesFormat:
         return blocks
 
     def _message(self, content: list[dict[str, Any]], final_delta: Delta | None, output_tokens: int) -> dict[str, Any]:
-        """Build Anthropic's message object. `final_delta` is the delta that has the stop reason; None at the start."""
+        """Build Anthropic's message object. `final_delta` is the delta that has the stop reason; None at the start.
+        `content` are its blocks, and `output_tokens` is for its usage."""
         return {
             "id": f"msg_{self._generation.caller.request_id}",
             "type": "message",

@@ -26,7 +26,8 @@ _ROLES = ("user", "assistant", "system")
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/messages and convert it to a job. `max_tokens` is required, but unlike in OpenAI's APIs, it
     may be more than the context has room for. `thinking` sets the budget of reasoning tokens, or hides reasoning.
-    Raises InvalidArgument, Unsupported."""
+    Raises InvalidArgument for missing, unknown or wrong fields, and Unsupported for blocks that are not text, tools
+    that a server runs, and fields that Quire lacks. `timings`: the client wants timings in the answer."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
@@ -61,7 +62,8 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Co
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
     """Make the conversation from checked fields, with `system` first. If the last message is the assistant's, the model
-    continues it, which Anthropic calls prefill. Raises InvalidArgument, Unsupported."""
+    continues that message, which Anthropic calls prefill. Raises InvalidArgument for an empty or malformed list of
+    messages, and Unsupported for blocks that are not text and tools that a server runs."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
@@ -81,8 +83,9 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
 
 def _turns(message: Any, name: str) -> list[dict[str, Any]]:
     """Check a message, and return it as OpenAI's messages. Each tool result becomes its own message before the user's
-    text. An assistant's thinking becomes `reasoning_content`; redacted thinking is left out. Raises InvalidArgument,
-    and Unsupported for blocks of another type."""
+    text. An assistant's thinking becomes `reasoning_content`; redacted thinking is left out. Raises InvalidArgument for
+    another role and malformed content, and Unsupported for blocks of another type. `name` is the message's place in the
+    body, for errors."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -118,7 +121,7 @@ def _turns(message: Any, name: str) -> list[dict[str, Any]]:
 
 def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a tool call of an earlier answer in OpenAI's form, with its input as JSON text. Raises InvalidArgument
-    unless the input is an object, and id and name are strings."""
+    unless the input is an object, and id and name are strings. `where` is the block's place in the body, for errors."""
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise bad_type(f"{where}.input", arguments, "an object")
@@ -127,8 +130,8 @@ def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _tools(tools: list[Any] | None) -> list[Any]:
-    """Return Anthropic's tools in OpenAI's form. Raises InvalidArgument, and Unsupported for tools that a server
-    runs."""
+    """Return Anthropic's tools in OpenAI's form; members of a tool are not checked. Raises InvalidArgument for a tool
+    that is no object, and Unsupported for a `type` other than `custom`, since a server runs such tools."""
     found = []
     for i, tool in enumerate(tools or []):
         where = f"tools[{i}]"
@@ -151,7 +154,7 @@ def _tools(tools: list[Any] | None) -> list[Any]:
 
 
 def _tool_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Anthropic's tools and tool_choice as OpenAI's. Raises InvalidArgument, Unsupported."""
+    """Return the fields `tools` and `tool_choice` of a body in OpenAI's form. Raises the errors of `_tools`."""
     return {"tools": _tools(values["tools"]), "tool_choice": _choice(values["tool_choice"])}
 
 
@@ -165,8 +168,8 @@ def _choice(choice: Mapping[str, Any] | None) -> Any:
 
 
 def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the structure that `output_config.format`, or its older name `output_format`, asks for; None if neither
-    does. Raises InvalidArgument, also if both are set, and Unsupported."""
+    """Return the structure that `output_config.format`, or its older name `output_format`, asks for; None if neither is
+    set. Raises InvalidArgument if both are set, and the errors of `of_output_format` for the one that is."""
     config = check_fields(values["output_config"] or {}, OUTPUT_CONFIG)
     if config["format"] is not None and values["output_format"] is not None:
         raise InvalidArgument(
@@ -196,7 +199,8 @@ def _budget(thinking: Mapping[str, Any]) -> int:
 
 def _text(content: Any, name: str) -> str:
     """Return the text of a message's content, a string or a list of text blocks. Blocks are joined without anything
-    between them. Raises InvalidArgument, Unsupported."""
+    between them. Raises InvalidArgument for other content or a malformed block, and Unsupported for a block that is not
+    text. `name` is the content's place in the body, for errors."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

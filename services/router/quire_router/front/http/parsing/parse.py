@@ -45,8 +45,9 @@ class ParsedRequest:
 
 def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/completions and convert it to a job with one prompt or several. A `max_tokens` of 0 means the
-    prompt alone, without an answer; without `max_tokens`, an answer has at most 16 tokens. Raises InvalidArgument, also
-    for `best_of` or a KV export in a stream, and Unsupported."""
+    prompt alone, without an answer; without `max_tokens`, an answer has at most 16 tokens. Raises InvalidArgument for
+    unknown, wrong or contradicting fields, such as `best_of` or a KV export in a stream, and Unsupported for fields
+    that Quire lacks. `timings`: the client wants timings in the answer."""
     values = check_fields(body, COMPLETION, limits.sampling_defaults(body))
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
     parsed = job_request(
@@ -72,8 +73,9 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/chat/completions and convert it to a job of one conversation. `max_completion_tokens` takes
-    precedence over `max_tokens`, and the model's own limit is the default. Raises InvalidArgument, also for
-    `top_logprobs` without `logprobs`, and Unsupported."""
+    precedence over `max_tokens`, and the model's own limit is the default. Raises InvalidArgument for unknown, wrong or
+    contradicting fields, such as `top_logprobs` without `logprobs`, and Unsupported for fields and content that Quire
+    lacks. `timings`: the client wants timings in the answer."""
     values = check_fields(body, CHAT, limits.sampling_defaults(body))
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
@@ -113,8 +115,11 @@ def job_request(
     form: StructuredOutput | None = None,
 ) -> ParsedRequest:
     """Make a job and the options of its answer from checked `values`, which have all fields of SAMPLING. The keyword
-    arguments are for fields that differ between APIs; `logprobs` -1: none. Raises InvalidArgument for values out of
-    range and for fields that contradict each other, such as prompt logprobs in a stream. Raises Unsupported."""
+    arguments are for what differs between APIs. `logprobs` -1: none; `logprobs_param` is its field.
+    `default_max_tokens` is for a `max_tokens` of None. `calls` and `form` are structures that the answer must match;
+    `token_ids`: the answer has token ids. Raises InvalidArgument for values out of range and for fields that contradict
+    each other, such as prompt logprobs in a stream. Raises Unsupported for more logprobs than the router returns, and
+    for options that a beam search lacks."""
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
     prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
     check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
@@ -201,7 +206,8 @@ def job_request(
 def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPrompt:
     """Make a conversation from the fields that chat and tokenize share. `documents` and `reasoning_effort` become
     arguments of the template, and take precedence over `chat_template_kwargs`. If the final message is continued, no
-    generation prompt is added; a body that asks for both raises InvalidArgument. Also raises Unsupported."""
+    generation prompt is added. Raises InvalidArgument for a body that asks for both, and for malformed messages or
+    tools. Raises Unsupported for parts other than text and for allowed_tools."""
     continues = values["continue_final_message"]
     if continues and body.get("add_generation_prompt") is True:
         raise InvalidArgument(

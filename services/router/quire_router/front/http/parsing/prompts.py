@@ -27,8 +27,8 @@ def required(values: Mapping[str, Any], name: str) -> Any:
 
 def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
     """Convert a string, a list of strings, token ids, or a list of lists of token ids to prompts. The first item
-    decides which form a list has. Raises InvalidArgument for anything else, an empty list, and more than MAX_PROMPTS
-    prompts."""
+    decides which form a list has. Raises InvalidArgument for anything else, an empty list, a list that mixes forms, and
+    more than MAX_PROMPTS prompts."""
     if prompt is None:
         raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
     if isinstance(prompt, str):
@@ -55,9 +55,9 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
-    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument for an item that is not an integer from 0
-    to 2^31 - 1; booleans are no integers. It works on slices of the list, since the longest body has two million
-    ids."""
+    """Convert a list of token ids to an int32 prompt. Raises InvalidArgument for another type, and for an item that is
+    not an integer from 0 to 2^31 - 1; booleans are no integers. The list is converted in slices, since the longest body
+    has two million ids. `name` is the field, for errors."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
     column = np.empty(len(ids), np.int32)
@@ -77,7 +77,7 @@ def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
 
 def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
     """Return the error for the first item that is not an integer or, if all are integers, for the first that is out of
-    range."""
+    range. `name` is the field, for the error."""
     for item in ids:
         if not _is_int(item):
             return bad_type(name, item, "an integer")
@@ -96,14 +96,16 @@ def _is_int(value: Any) -> bool:
 
 def messages_of(messages: Any) -> list[dict[str, Any]]:
     """Check the messages of a chat and return them unchanged. The template decides about their order and roles. Raises
-    InvalidArgument, Unsupported."""
+    InvalidArgument if there is none, or for one that is malformed, and Unsupported for parts other than text."""
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(message: Any, name: str) -> dict[str, Any]:
-    """Check a message and return it unchanged. Raises InvalidArgument, and Unsupported for parts other than text."""
+    """Check a message and return it unchanged. Raises InvalidArgument unless it is an object with a string as its role
+    and, as its content, null, a string or a list of parts. Raises Unsupported for parts other than text. `name` is the
+    message's place in the body, for errors."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -119,8 +121,9 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 
 def text_of_part(part: Any, name: str, called: str = "part") -> str:
-    """Return the text of one part of a message. Raises InvalidArgument, and Unsupported for other types of parts.
-    `called` is the API's word for a part, for the error."""
+    """Return the text of one part of a message. Raises InvalidArgument for a part that is no object or has no text, and
+    Unsupported for a part of another type. `called` is the API's word for a part, for the error. `name` is the part's
+    place in the body."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
@@ -137,7 +140,8 @@ def text_of_part(part: Any, name: str, called: str = "part") -> str:
 
 
 def string_member(item: Mapping[str, Any], member: str, name: str) -> str:
-    """Return a member of an object that must be a string; `name` is the object's. Raises InvalidArgument."""
+    """Return the string in the field `member` of an object; `name` is the object's name, for the error. Raises
+    InvalidArgument if the field is missing or is no string."""
     value = item.get(member)
     if not isinstance(value, str):
         raise bad_type(f"{name}.{member}", value, "a string")

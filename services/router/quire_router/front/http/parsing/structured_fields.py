@@ -54,7 +54,8 @@ def structure_of(values: Mapping[str, Any], *others: AnswerStructure | None) -> 
 def of_output_format(form: Mapping[str, Any] | None, param: str) -> StructuredOutput | None:
     """Return the structure of a flat format of Anthropic's API or the Responses API, in which `schema`, `name` and
     `strict` stand beside `type`. None for the type `text` and without a format. `param` is the client's field. Raises
-    InvalidArgument."""
+    InvalidArgument for another type than json_object, json_schema or text, for a schema that is no object or boolean,
+    and for unknown fields."""
     if form is None:
         return None
     values = check_fields(form, OUTPUT_FORMAT)
@@ -149,8 +150,9 @@ def _of_schema(values: Mapping[str, Any], param: str) -> StructuredOutput:
 
 
 def _structured_output(kind: str, value: Any, param: str, options: Mapping[str, Any]) -> StructuredOutput:
-    """Make the structured output of one of vLLM's fields, `json` for example, from its value and the options beside it.
-    Only the value's type is checked here: the tokenizer checks its content. Raises InvalidArgument for a wrong type."""
+    """Make the structured output of one of vLLM's fields (`kind`, `json` for example) from its value and the options
+    beside it. `param` is the client's field. Only the value's type is checked here: the tokenizer checks its content.
+    Raises InvalidArgument for a wrong type."""
     return StructuredOutput(
         "json_schema" if kind == "json" else kind,
         _text_of(kind, value, param),
@@ -165,7 +167,8 @@ def _structured_output(kind: str, value: Any, param: str, options: Mapping[str, 
 
 def _text_of(kind: str, value: Any, param: str) -> str:
     """Return a value as the text of a constraint: choices become a JSON list, objects become JSON, strings stay. As in
-    vLLM, JSON may be given as text. A json_object has no text. Raises InvalidArgument for a wrong type."""
+    vLLM, JSON may be given as text. A json_object has no text. Raises InvalidArgument for a wrong type. `param` is the
+    client's field, for the error."""
     if kind == "json_object":
         return ""
     if kind == "choice":

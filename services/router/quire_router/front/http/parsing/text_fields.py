@@ -54,7 +54,8 @@ class RenderRequest:
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> TokenizeRequest:
     """Check a body of /tokenize, which has a conversation if it has `messages`, else a text in `prompt`. Raises
-    InvalidArgument, Unsupported."""
+    InvalidArgument for missing, unknown or wrong fields, and Unsupported for message parts other than text. `limits`
+    and `timings` are not used."""
     if "messages" in body:
         values = check_fields(body, TOKENIZE_CHAT)
         return TokenizeRequest(
@@ -70,7 +71,7 @@ def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 
 def parse_detokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> DetokenizeRequest:
-    """Parse a body of /detokenize. Raises InvalidArgument."""
+    """Parse a body of /detokenize. Raises InvalidArgument for missing, unknown or wrong fields."""
     values = check_fields(body, DETOKENIZE)
     return DetokenizeRequest(values["model"], token_prompt(required(values, "tokens"), "tokens"))
 

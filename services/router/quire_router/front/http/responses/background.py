@@ -73,7 +73,8 @@ class BackgroundRuns:
         self, tenant: str, generation: Generation, document: ResponseDocument, answer: ResponsesFormat
     ) -> dict[str, Any]:
         """Start a task that runs the generation to its end; then `answer` stores the response. Returns the running
-        response object; `show` shows it to other routers. Raises TooLarge if the store has no room even for this."""
+        response object; `show` shows it to other routers. Raises TooLarge if even the running object is larger than the
+        tenant's quota."""
         running = document.running()
         if len(pack_response(running)) > self.store.most_bytes(tenant):
             raise self._too_large(tenant)
@@ -96,7 +97,8 @@ class BackgroundRuns:
         return run.document.running("cancelled" if run.verdict else "in_progress")
 
     async def look_up(self, tenant: str, response_id: str) -> dict[str, Any] | None:
-        """Like `running`, but first read the mark that another router may have left in the shared store."""
+        """Return the same as `running`, but first read the mark that another router may have left in the shared
+        store."""
         run = self._running.get((tenant, response_id))
         if run is not None:
             await self._verdict(run)
@@ -177,7 +179,7 @@ class BackgroundRuns:
 
     async def _settle_as(self, run: _Run, verdict: str, keep: Callable[[], Awaitable[StoreOutcome]]) -> StoreOutcome:
         """Delete the response if the verdict is FORGOTTEN; store it as cancelled if the verdict is CANCELLED. Otherwise
-        store the outcome, or a failed response if the outcome is too large."""
+        store the outcome, or a failed response if the outcome is too large. `keep` stores the outcome."""
         if verdict == FORGOTTEN:
             try:
                 await self.store.delete(run.tenant, run.document.id)
@@ -234,6 +236,7 @@ def _cancelled(code: str) -> Aborted:
 
 
 def _stopped() -> Unavailable:
+    """Make the error ROUTER_STOPPED for responses that still run when the router stops."""
     return Unavailable(
         "ROUTER_STOPPED", "The router that ran this response in the background was stopped.", "Send the request again."
     )

@@ -91,7 +91,8 @@ class ResponseDocument:
         error: dict[str, str] | None = None,
         incomplete_details: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the response object with these fields, in addition to those that never change."""
+        """Return the response object with this status, output, usage (None: null), error and details of an incomplete
+        answer, in addition to the fields that never change."""
         ends = {"status": status, "error": error, "incomplete_details": incomplete_details}
         return {**self._fixed, **ends, "output": output, "usage": None if usage is None else _usage(usage)}
 

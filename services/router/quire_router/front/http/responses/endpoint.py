@@ -73,8 +73,8 @@ class ResponseRoutes:
             await self._serving.run(scope, receive, send, parsed, make_format)
 
     async def get(self, request: Request) -> Response:
-        """Answer with the present object of a stored or running response. Raises NotFound, Unavailable if the store
-        does not answer, and InvalidArgument for a request to stream it."""
+        """Answer with the present object of a stored or running response. Raises NotFound for an id without one,
+        Unavailable if the store does not answer, and InvalidArgument for a request to stream it."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise InvalidArgument(
                 "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
@@ -82,8 +82,9 @@ class ResponseRoutes:
         return _json((await self._kept(request))["response"])
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a response that runs in the background, here or at another router, and answer with it. A response that
-        has ended stays as it is. Raises NotFound, and InvalidArgument for a response that is not in the background."""
+        """Cancel a response that runs in the background, here or at another router, and answer with its object, then
+        cancelled. A response that has ended stays as it is. Raises NotFound for an id without a response,
+        InvalidArgument for a response that is not in the background, and Unavailable if the store does not answer."""
         tenant, response_id = exchange_of(request.scope).tenant, request.path_params["response_id"]
         running = self._background.running(tenant, response_id) if self._background is not None else None
         if self._background is not None and running is not None:
@@ -105,8 +106,8 @@ class ResponseRoutes:
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a stored response of the tenant, and answer so. If it runs in the background, cancel it. Raises
-        NotFound, Unavailable."""
+        """Delete a stored response of the tenant, and answer that it is deleted. If it runs in the background, cancel
+        it. Raises NotFound for an id without a response, and Unavailable if the store does not answer."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
         if kept["background"] and self._background is not None:
@@ -125,7 +126,8 @@ class ResponseRoutes:
         send: Send,
     ) -> None:
         """Start a response in the background, let other routers see it, and answer at once with its running object.
-        Raises InvalidArgument if it would not be stored, and the errors of starting its generation."""
+        Raises InvalidArgument if it would not be stored, and the errors of starting its generation. `history_json` has
+        the messages of previous responses."""
         if self._background is None or not asked.store:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
@@ -177,13 +179,15 @@ class ResponseRoutes:
         return document, ResponsesFormat(generation, document, keep)
 
     async def _kept(self, request: Request) -> dict[str, Any]:
-        """Load the response that the request's path names. Raises NotFound."""
+        """Load the response that the request's path names; see `_load`. Raises NotFound if there is none or it is
+        unreadable, and Unavailable if the store does not answer."""
         return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
-        """Return a tenant's response as its object and its messages: the stored one, else the one that runs in this
-        process. A running one has no messages yet. Raises NotFound, which names `param`, also for an unreadable value.
-        Raises Unavailable if the store does not answer and the response does not run here."""
+        """Return a tenant's response as its object (`response`) and its messages: the stored one, else the one that
+        runs in this process. A running one has no messages yet. Raises NotFound, which names `param`, if there is
+        neither or the stored value is unreadable. Raises Unavailable if the store does not answer and the response does
+        not run here."""
         value, running = None, None
         if self._background is not None and _ID.fullmatch(response_id):
             try:

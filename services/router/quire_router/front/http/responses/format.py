@@ -79,8 +79,8 @@ class ResponsesFormat:
         return orjson.dumps(self._ended)
 
     def _collect(self, delta: Delta) -> list[Event]:
-        """Add a delta's parts to the output, and return their events. Logprobs go with the last text of a message in
-        the delta. If a parsed answer's delta has no such text, its logprobs are left out."""
+        """Add a delta's parts to the output, and return their events, each with its name and fields. The delta's
+        logprobs go with its last content part. If a parsed delta has no content part, its logprobs are left out."""
         self._finish = delta.finish
         logprobs: list[Any] = []
         if self._wants_logprobs:

@@ -56,8 +56,9 @@ class AskedResponse:
 
 def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> AskedResponse:
     """Check a body of /v1/responses, and convert it to a job and to the fields that the response object echoes. A
-    response is stored unless `store` is false. Raises InvalidArgument, and Unsupported, for example for a stream in the
-    background."""
+    response is stored unless `store` is false. Raises InvalidArgument for missing, unknown or wrong fields. Raises
+    Unsupported for a stream in the background, and for tools, items and parts that Quire lacks. `timings` is not
+    used."""
     values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
     of_output_format(check_fields(values["text"] or {}, RESPONSE_TEXT)["format"], "text.format")
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
@@ -88,8 +89,8 @@ def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> ParsedRequest:
     """Make the job of a response from checked values and its messages. `reasoning.effort` goes to the chat template;
-    the truncation `auto` shortens a prompt that is too long. Logprobs are computed if `include` names them. Raises
-    InvalidArgument, Unsupported."""
+    the truncation `auto` shortens a prompt that is too long. Logprobs are computed if `include` names them. Raises the
+    InvalidArgument and Unsupported of `_tools`, `tools_of`, `of_output_format` and `job_request`."""
     kwargs = dict(values["chat_template_kwargs"] or {})
     effort = (values["reasoning"] or {}).get("effort")
     if effort is not None:
@@ -125,8 +126,8 @@ def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> P
 
 
 def _tools(tools: list[Any] | None) -> list[Any]:
-    """Return a response's tools, which must be functions, in the form of a chat. Raises InvalidArgument, and
-    Unsupported for tools that the server would run."""
+    """Return a response's tools in the form of a chat. Raises InvalidArgument for a tool that is no object, and
+    Unsupported for a tool that is not a function."""
     found = []
     for i, tool in enumerate(tools or []):
         if not isinstance(tool, dict):
@@ -139,7 +140,8 @@ def _tools(tools: list[Any] | None) -> list[Any]:
 
 def _messages(given: Any) -> list[dict[str, Any]]:
     """Convert the input, a string or a list of items, to messages. Two adjacent assistant messages become one if either
-    has no text, so that reasoning and calls join their message. Raises InvalidArgument, Unsupported."""
+    has no text, so that reasoning and calls join their message. Raises InvalidArgument for another type, an empty list
+    or a malformed item, and Unsupported for items and parts of another type."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -168,7 +170,8 @@ def _bare(message: Mapping[str, Any]) -> bool:
 
 def _message(item: Any, name: str) -> dict[str, Any]:
     """Convert one item of the input (a message, a function call, a call's output or reasoning) to a message. The role
-    `developer` becomes `system`. Raises InvalidArgument, and Unsupported for items of another type."""
+    `developer` becomes `system`. Raises InvalidArgument for a malformed item or another role, and Unsupported for items
+    of another type and parts other than text."""
     if not isinstance(item, dict):
         raise bad_type(name, item, "an object")
     kind = item.get("type", "message")
@@ -193,8 +196,8 @@ def _message(item: Any, name: str) -> dict[str, Any]:
 
 
 def _content(content: Any, name: str) -> str:
-    """Return the text of an item: a string, or a list of text parts, which are joined. Raises InvalidArgument,
-    Unsupported."""
+    """Return the text of an item: a string, or a list of text parts, which are joined. Raises InvalidArgument for
+    another type or a malformed part, and Unsupported for parts other than text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -203,7 +206,8 @@ def _content(content: Any, name: str) -> str:
 
 
 def _text(part: Any, name: str) -> str:
-    """Return the text of one part of an item. Raises InvalidArgument, and Unsupported for parts other than text."""
+    """Return the text of one part of an item. Raises InvalidArgument for a part that is no object or whose text is no
+    string, and Unsupported for parts other than text."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") not in _TEXT_PARTS:

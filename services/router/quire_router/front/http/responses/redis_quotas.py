@@ -65,7 +65,8 @@ class RedisQuotas:
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, ttl_ms: int, share_bytes: int) -> int:
         """Store a value that fits into the quota. First remove other values of the tenant until it fits, in the order
-        in which they expire. Returns how many of them had not expired."""
+        in which they expire. Returns how many of them had not expired. `ttl_ms` is the value's lifetime, and
+        `share_bytes` the tenant's quota."""
         removed: int = await self._put(
             keys=_keys(tenant, response_id),
             args=[response_id, value, ttl_ms, share_bytes, response_key(tenant, "")],

@@ -49,7 +49,7 @@ class ResponseStore(Protocol):
     shared: bool
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the value; None if none is stored (any more). Raises Unavailable."""
+        """Return the value; None if none is stored (any more). Raises Unavailable if the store does not answer."""
 
     def most_bytes(self, tenant: str) -> int:
         """Return the size of the largest value that the store accepts from this tenant."""
@@ -64,13 +64,13 @@ class ResponseStore(Protocol):
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
         """Leave a mark for the router that runs this response. Without `replace`, an earlier mark stays. Raises
-        Unavailable."""
+        Unavailable if the store does not answer."""
 
     async def get_mark(self, tenant: str, response_id: str) -> bytes | None:
-        """Return the mark of this response; None if it has none. Raises Unavailable."""
+        """Return the mark of this response; None if it has none. Raises Unavailable if the store does not answer."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Delete a value. Returns whether there was one. Raises Unavailable."""
+        """Delete a value. Returns whether there was one. Raises Unavailable if the store does not answer."""
 
     async def close(self) -> None:
         """Close the store's connections."""
@@ -98,6 +98,7 @@ class MemoryStore:
         self._tenant_bytes: Counter[str] = Counter()
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """Return the value; None if none is stored or it has expired."""
         self._expire()
         found = self._kept.get((tenant, response_id))
         return found[1] if found is not None else None
@@ -108,7 +109,7 @@ class MemoryStore:
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
         """Store a value for `ttl_s`, and replace an earlier one. The oldest other values of the tenant, then of all
         tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored:
-        TOO_LARGE."""
+        TOO_LARGE. `wait` changes nothing, since memory answers at once."""
         self._expire()
         self._drop((tenant, response_id))
         share = self._share_of(tenant) or self._max_bytes
@@ -139,6 +140,7 @@ class MemoryStore:
         return None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a value. Returns whether there was one."""
         found = self._drop((tenant, response_id))
         self._tell()
         return found
@@ -157,7 +159,8 @@ class MemoryStore:
         self._tell()
 
     def _drop(self, key: tuple[str, str]) -> bool:
-        """Remove a value, and subtract its length from the sums, if it is there. Returns whether it was."""
+        """Remove the value of this key (tenant and response id), and subtract its length from the sums. Returns False,
+        and does nothing, if there is none."""
         if self._kept.pop(key, None) is None:
             return False
         tenant, response_id = key

@@ -46,7 +46,8 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 
 def _ropes(config: ConfigFile, head_dim: int) -> dict[str, RopeSpec]:
     """Read the RoPE of each type of layer of an OLMo 3 model. Old files have one RoPE for all layers, whose scaling
-    does not apply to layers with windows. Raises Unsupported for those that transformers has read in several ways."""
+    does not apply to layers with windows. Raises Unsupported for RoPE fields that versions of transformers have read in
+    several ways."""
     full, usual = read_rope(config, head_dim, layer_type=FULL, theta=_THETA), RopeSpec(theta=_THETA)
     section, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if section is not None and (section.has(FULL) or section.has(SLIDING)):

@@ -13,7 +13,8 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Qwen3 model: a Llama with norms of query and key heads. A head has 128 dimensions if the file
-    has no `head_dim`. Layers have windows only if `use_sliding_window` is on. Raises ConfigError or Unsupported."""
+    has no `head_dim`. Layers have windows only if `use_sliding_window` is on. Raises ConfigError for a missing or
+    invalid value of the config, and Unsupported for a RoPE, an activation or windows that Quire lacks."""
     sizes, bias = read_sizes(config, head_dim=128), config.flag("attention_bias", False)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     layers = tuple(

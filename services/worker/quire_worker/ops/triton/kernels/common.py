@@ -118,7 +118,8 @@ def load_heads(place, lane, DIM: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def within_heads(real, lane, DIM: tl.constexpr, LANES: tl.constexpr):
-    """Return the mask of rows [rows] of LANES elements, of which a head has DIM."""
+    """Return the mask [rows, LANES], or [rows, 1] if LANES is DIM, of the elements in rows where `real` [rows] holds
+    and in lanes below DIM."""
     if LANES == DIM:
         return real[:, None]
     else:
