@@ -80,9 +80,9 @@ def trace_requests(
         if len(requests) == count:
             break
         try:
-            at_ms, length, output = line["timestamp"], line["input_length"], line["output_length"]
+            at_ms, length, output = float(line["timestamp"]), int(line["input_length"]), int(line["output_length"])
             blocks = [_block(int(block), vocabulary) for block in line["hash_ids"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _bad_line(path, number, "timestamp, input_length, output_length and hash_ids") from error
         first_ms = at_ms if first_ms is None else first_ms
         length = min(length, most_input) if most_input else length

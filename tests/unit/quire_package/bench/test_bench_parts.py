@@ -151,6 +151,9 @@ def test_a_trace_repeats_what_its_hashes_repeat(tmp_path: Path) -> None:
     file.write_text('{"timestamp": 1}')
     with pytest.raises(InvalidArgument, match="Line 1"):
         trace_requests(str(file), 1, 1000)
+    file.write_text('{"timestamp": 0, "input_length": [], "output_length": 1, "hash_ids": [1]}')
+    with pytest.raises(InvalidArgument, match="Line 1"):
+        trace_requests(str(file), 1, 1000)
     with pytest.raises(NotFound):
         trace_requests(str(tmp_path / "absent"), 1, 1000)
 
