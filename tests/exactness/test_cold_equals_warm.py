@@ -18,7 +18,7 @@ from tests.exactness.warm.warm_judge import judge_warm
 from tests.exactness.warm.warm_scenario import make_warm_scenario
 from tests.tiers import deep_after
 
-QUICK = {"paced": 20, "cpu": 1}
+QUICK = {"paced": 14, "cpu": 1}
 FULL = {"paced": 400, "cpu": 75, "demo": 25, "smollm2": 6}
 # Scenarios that a broken rule may survive at most.
 MOST = 150

@@ -68,7 +68,7 @@ def test_repetition_detection_ends_the_answer(http: httpx.Client) -> None:
     tokens = ended["token_ids"]
     assert (ended["finish_reason"], ended["stop_reason"]) == ("repetition", "repetition_detected")
     assert any(tokens[-3 * size :] == tokens[-size:] * 3 for size in range(1, 101)) and len(tokens) < 600
-    assert choice(http, **long)["token_ids"][: len(tokens)] == tokens
+    assert choice(http, max_tokens=len(tokens), ignore_eos=True)["token_ids"] == tokens
 
 
 @pytest.mark.deep
