@@ -31,8 +31,8 @@ def table(record: dict[str, Any]) -> str:
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. The number of faults that left pages"
         f" or leases held, or a service down, is {total['kept']}. The test program itself failed at {total['failed']}"
         f" faults.\n\n"
-        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. If no router"
-        f" logged such a fault, the longest pause of the streams counts instead. After 99 % of all faults, all streams"
+        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. For a fault that no"
+        f" router logged, this figure uses the time until all streams went on. After 99 % of all faults, all streams"
         f" went on within {record['pause_p99_s']:.2f} s.\n"
     )
     for title, group in record["groups"].items():
