@@ -72,8 +72,9 @@ architectures names the test of this map:
 
 All tests in this table compare logits and greedy tokens of Quire with those of transformers. To make GGUF files, the
 tests convert models in the same way as llama.cpp's converter. The tests take the names of tensors and keys from the
-Python package `gguf`. The order of matrix rows is written down in the tests, and follows llama.cpp's scripts. If
-*converted* is the only test of an architecture, no other program has confirmed this order.
+Python package `gguf`. The order of matrix rows is written down in the tests, and follows llama.cpp's scripts. In the
+test *converted*, only Quire reads the GGUF file. So if an architecture has only this test, no other program has
+confirmed the order of its matrix rows.
 
 Quire refuses a GGUF file in these cases. The error names the cause:
 - The file's architecture is not in the table of [architectures](#architectures).
@@ -205,8 +206,8 @@ models:
 - MPT models with biases or without ALiBi
 
 An old `config.json` of OLMo 3, for example from transformers 4, may have one rotary embedding (RoPE) for all layers
-instead of one for each type of layer. Releases of transformers read three kinds of these files in different ways, so
-Quire refuses them:
+instead of one for each type of layer. The releases of transformers do not agree on what some of these files mean. Quire
+refuses those files:
 
 - files with a `rope_theta` other than 500000
 - files with a scaled RoPE in `rope_parameters`
