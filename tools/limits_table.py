@@ -316,9 +316,10 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In the table, the logprobs per token include the token's own logprob. The last row needs the length of"
-    yield "the longest possible answer. If a request has no `max_tokens`, and the route has no default for it, the"
-    yield f"router takes at most {products.UNSAID_ANSWER_TOKENS:,} tokens as this length."
+    yield "In the table, the logprobs per token include the token's own logprob. The last row counts the tokens of"
+    yield "the longest possible answers. If neither the request nor the route sets `max_tokens`, an answer may fill"
+    yield "the rest of the model's context."
+    yield f"Such an answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""
