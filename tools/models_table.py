@@ -87,9 +87,10 @@ Quire knows these pre-tokenizers of byte-level vocabularies (key `tokenizer.ggml
 {pre_tokenizers}.
 
 The package transformers does not have InternLM 2, EXAONE 3, MiniCPM and ChatGLM. Quire reads these models only from
-GGUF files. The table of architectures lists each of them in the row of another model family. Like llama.cpp, Quire
-computes the model with the code of this family. For each of these models, a test converts a tiny model of the family
-to a GGUF file of that model. No other program has confirmed the results.
+GGUF files. Quire computes each of them with the code of a similar model family. For example, Quire computes InternLM 2
+with the code for Llama. The table of architectures lists each model in the row of its similar family. To test
+InternLM 2, a test converts a tiny Llama model to a GGUF file of InternLM 2. The other three models are tested in the
+same way. No other program has confirmed the results.
 
 llama.cpp's converter changes some models:
 - GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not contain
