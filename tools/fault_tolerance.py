@@ -31,8 +31,8 @@ def table(record: dict[str, Any]) -> str:
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. The number of faults that left pages"
         f" or leases held, or a service down, is {total['kept']}. The number of faults at which the test program itself"
         f" stopped with an error is {total['failed']}.\n\n"
-        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. For a fault that no"
-        f" router logged, this figure uses the time until all streams went on. After 99 % of all faults, all streams"
+        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. For a fault that"
+        f" no router logged, this figure uses the time until all streams went on. After 99 % of all faults, all streams"
         f" went on within {record['pause_p99_s']:.2f} s.\n"
     )
     for title, group in record["groups"].items():

@@ -316,7 +316,8 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In the table, the logprobs per token include the token's own logprob. The last row counts the tokens of"
+    yield "In the table, `n` stands for `best_of` if the request sets a larger `best_of`. The logprobs per token"
+    yield "include the token's own logprob. The last row counts the tokens of"
     yield "the longest possible answers. If neither the request nor the route sets `max_tokens`, an answer may fill"
     yield "the rest of the model's context."
     yield f"Such an answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."

@@ -242,7 +242,7 @@ CONVERSIONS = {
 }
 
 
-# Models that transformers does not have, and that llama.cpp computes as others: the family of those.
+# Models that transformers does not have: the family whose code computes the same.
 ALIKE = {
     "internlm2": ("llama", Conversion(MODEL_ARCH.INTERNLM2, neighbours)),
     "exaone": ("llama", Conversion(MODEL_ARCH.EXAONE, keys=partial_rope)),
