@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line of the input until it ends or is /exit; /reset forgets the conversation. With --quick, answer
-    one prompt and end. If an answer fails, print the error and continue the conversation without that question. Returns
-    exit code 0."""
+    """Answer each line of the input until it ends or is /exit; /reset forgets the conversation but for the system
+    message. If an answer fails, print the error and continue the conversation without that question. With --quick,
+    answer that one prompt and end; an error of this answer is raised. Returns exit code 0."""
     from quire.errors import QuireError
     from quire.sampling_params import SamplingParams
 

@@ -66,8 +66,8 @@ def copy_tensors(
     threads = min(threads or min(MOST_THREADS, usable_cores()), max(1, len(copies)))
 
     def run() -> None:
-        """Copy tensors from the queue until it is empty. After an error, empty the queue. At the end put None into
-        `moved`."""
+        """Copy tensors from the queue until it is empty, and put the digest of each into `digests`. Each copy puts what
+        it has moved into `moved`; at the end, None follows. An error empties the queue, and is raised again."""
         try:
             copier = _Copier(copies[0].target.device, stage_bytes)
             while True:
