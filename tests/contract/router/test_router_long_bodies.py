@@ -137,6 +137,26 @@ async def test_body_that_takes_too_much_time_is_refused_and_the_next_is_not() ->
         assert text_of(await ask(long, LONG)) == TEXT
 
 
+async def test_cancelled_body_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+
+    async def wait(backoff: object) -> None:
+        waits.append(backoff)
+
+    monkeypatch.setattr(body_parser.Backoff, "wait", wait)
+    async with parser() as made:
+        await ask(made, LONG)
+        (process,) = children()
+        before_s = process.cpu_times().user
+        left = asyncio.ensure_future(ask(made, MANY))
+        await until(lambda: process.cpu_times().user > before_s + 0.02)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await ask(made, LONG)
+    assert not waits
+
+
 async def test_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_parser, "_TIMEOUT_S", 2.0)
     async with parser() as long:

@@ -7,6 +7,7 @@ take turns. A body that takes too much processor time or memory harms only itsel
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from quire_common.children.child_pool import ChildFailed, ChildPool
@@ -87,14 +88,17 @@ class BodyParser:
         await self._children.close()
 
     async def _parse_in_child(self, job: bytes, body: bytes) -> Any:
-        """Send a framed job and its body to the process, and return what it parsed. After a crash or a cancelled call,
-        wait for the backoff first. If the process ends, count and log that, and raise the error of `_failure`. Raises
-        the error of a body that was refused."""
+        """Send a framed job and its body to the process, and return what it parsed. After a crash or a failed start,
+        wait for the backoff first; a cancelled call, whose process ends too, delays nobody. If the process ends, count
+        and log that, and raise the error of `_failure`. Raises the error of a body that was refused."""
         if self._failed:
             await self._backoff.wait()
         self._failed = True
         try:
             message, payload = await self._children.run(job, body)
+        except asyncio.CancelledError:
+            self._failed = False
+            raise
         except ChildFailed as error:
             self._failed = error.how == "crashed"
             metrics.http_body_process_ended.labels(error.how).inc()
