@@ -50,6 +50,8 @@ class KeyFileTarget(Target):
         return [b"keys: " + json.dumps(entries).encode(), block.encode(), b"sk-first\n# a comment\nsk-second\n"]
 
     def mutate(self, data: bytes, choose: random.Random) -> bytes:
+        if choose.random() < 0.2:
+            data = choose.choice(self.seeds())  # changes of changes soon are no YAML
         if data.startswith(b"keys: ["):
             return b"keys: " + changed_json(data[6:], choose, _FIELDS)
         lines = data.split(b"\n")
