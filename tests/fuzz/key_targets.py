@@ -112,6 +112,8 @@ class RedisEndpointTarget(RedisTarget):
         return [json.dumps({"address": "127.0.0.1:50052", "metadata": each}).encode() for each in (metadata, {})]
 
     def mutate(self, data: bytes, choose: random.Random) -> bytes:
+        if choose.random() < 0.3:
+            data = choose.choice(self.seeds())
         return changed_json(data, choose, ("address", "metadata", "127.0.0.1:1"))
 
     def run(self, data: bytes) -> Outcome:

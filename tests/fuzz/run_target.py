@@ -42,6 +42,7 @@ class Recorder:
         self.outcomes: Counter[str] = Counter()
         self.findings: dict[str, str] = {}
         self._sample: list[bytes] = []
+        self._growth_mib = 0.0
         self.done = 0
 
     def run(self, data: bytes) -> Outcome | None:
@@ -64,19 +65,22 @@ class Recorder:
         self.done += 1
         return outcome
 
-    def finish(self) -> None:
-        """Write the figures and the sample to the folder."""
+    def measure_growth(self) -> None:
+        """Note how much memory the process has gained, while the target still has its services."""
         from tests.fuzz.watch import MOST_GROWTH_MIB
 
-        growth = self._watch.growth_mib()
+        growth = self._growth_mib = self._watch.growth_mib()
         if growth > MOST_GROWTH_MIB:
             self.findings["growth"] = f"the process grew by {growth:.0f} MiB in the second half of the run"
+
+    def write_figures(self) -> None:
+        """Write the figures and the sample to the folder."""
         figures = {
             "inputs": self.done,
             "seconds": time.monotonic() - self._began,
             "outcomes": dict(self.outcomes),
             "slowest_s": self._watch.slowest_s,
-            "growth_mib": growth,
+            "growth_mib": self._growth_mib,
             "findings": self.findings,
         }
         (self._folder / "figures.json").write_text(json.dumps(figures))
@@ -132,7 +136,10 @@ def run_atheris(recorder: Recorder, target: Target, folder: Path, inputs: int, s
     def one_input(data: bytes) -> None:
         recorder.run(data)
         if recorder.done >= inputs:
-            recorder.finish()
+            # The end of a target checks its services, and ends servers, which would hold our output open.
+            recorder.measure_growth()
+            target.__exit__(None, None, None)
+            recorder.write_figures()
             sys.stdout.flush()
             os._exit(0)
 
@@ -185,7 +192,8 @@ def main() -> None:
         if engine == "atheris":
             run_atheris(recorder, target, folder, inputs, seed)
         run_random(recorder, target, inputs, seed)
-        recorder.finish()
+        recorder.measure_growth()
+    recorder.write_figures()
 
 
 if __name__ == "__main__":

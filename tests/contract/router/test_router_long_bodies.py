@@ -16,6 +16,7 @@ import pytest
 
 from quire_common.errors import QuireError, TooLarge, Unavailable
 from quire_router import metrics
+from quire_router.backoff import Backoff
 from quire_router.front.http.bodies import body_parser
 from quire_router.front.http.bodies.body_parser import BodyParser
 from quire_router.front.http.bodies.body_parsers import parse_body
@@ -143,7 +144,7 @@ async def test_cancelled_body_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     async def wait(backoff: object) -> None:
         waits.append(backoff)
 
-    monkeypatch.setattr(body_parser.Backoff, "wait", wait)
+    monkeypatch.setattr(Backoff, "wait", wait)
     async with parser() as made:
         await ask(made, LONG)
         (process,) = children()
