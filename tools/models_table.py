@@ -79,8 +79,8 @@ confirmed the order of its matrix rows.
 Quire refuses a GGUF file in these cases. The error names the cause:
 - The file's architecture is not in the table of [architectures](#architectures).
 - The file has a metadata key of its architecture that Quire does not read.
-- Quire does not know the file's pre-tokenizer. In this case, name a folder with the model's tokenizer with
-  `--tokenizer`.
+- Quire does not know the file's pre-tokenizer. In this case, set `--tokenizer` to a folder that contains the model's
+  tokenizer.
 
 Quire knows these pre-tokenizers of byte-level vocabularies (key `tokenizer.ggml.pre`):
 
