@@ -50,8 +50,9 @@ describes this language model. Quire does not load the weights of the other part
 |---|---|---|
 {rows}
 
-A test compares tiny random models of each architecture with the multimodal class of transformers. Some architectures
-have several kinds of checkpoints, with different names of tensors. The test includes each kind.
+A test runs tiny random models of each multimodal architecture. It compares the logits and greedy tokens with those of
+the architecture's class in transformers. Some architectures have several kinds of checkpoints, with different names of
+tensors. The test includes each kind.
 
 Fields in `--hf-overrides` replace the same fields of `text_config`.
 
