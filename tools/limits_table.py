@@ -233,11 +233,11 @@ _PRODUCTS = (
     ("bytes of stop strings and stop_token_ids x sequences", products.MAX_STOP_BYTES),
     ("bytes of the compiled grammar x sequences", products.MAX_GRAMMARS_BYTES),
     ("entries of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
-    ("tokens of all prompts x n", products.MAX_PROMPT_TOKENS),
+    ("tokens of all prompts x max(n, best_of)", products.MAX_PROMPT_TOKENS),
     ("tokens of all prompts x n, with echo or return_token_ids", products.MAX_TOLD_PROMPT_TOKENS),
     ("tokens of all prompts and their longest answers x n, with beam search", products.MAX_BEAM_TOKENS),
     ("tokens of all prompts x logprobs per token x n, with prompt_logprobs", products.MAX_PROMPT_ALTERNATIVES),
-    ("tokens of all answers x logprobs per token x n, with logprobs", products.MAX_ALTERNATIVES),
+    ("tokens of all answers x logprobs per token x max(n, best_of), with logprobs", products.MAX_ALTERNATIVES),
 )
 
 
@@ -316,10 +316,9 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In the table, `n` stands for `best_of` if the request sets a larger `best_of`. The logprobs per token"
-    yield "include the token's own logprob. The last row counts the tokens of"
-    yield "the longest possible answers. If neither the request nor the route sets `max_tokens`, an answer may fill"
-    yield "the rest of the model's context."
+    yield "The logprobs per token include the token's own logprob. The last row counts the tokens of the longest"
+    yield "possible answers. If the request does not set `max_tokens`, and its endpoint has no default for"
+    yield "`max_tokens`, an answer may fill the rest of the model's context."
     yield f"Such an answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
     yield ""
     yield "## Limits of connections, calls and bodies"
