@@ -28,9 +28,9 @@ def table(record: dict[str, Any]) -> str:
     text = (
         f"The last run had {total['faults']} faults and {total['answers']:,} answers. It took"
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
-        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. The number of faults that left pages"
-        f" or leases held, or a service down, is {total['kept']}. The number of faults at which the test program itself"
-        f" stopped with an error is {total['failed']}.\n\n"
+        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. {total['kept']} faults left"
+        f" something behind: pages or leases that were still held, or a service that did not come back (column *kept*)."
+        f" At {total['failed']} faults, the test itself failed with an error.\n\n"
         f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. If no router"
         f" logged a fault, this figure counts the time until all streams continued. For 99 % of all faults, all streams"
         f" continued within {record['pause_p99_s']:.2f} s of the fault.\n"
