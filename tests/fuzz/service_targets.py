@@ -207,8 +207,12 @@ class SchedulerTarget(RpcTarget):
         return self._scheduler.address
 
     def settle(self) -> None:
-        if self._scheduler.core is None:
+        worker = self._scheduler.worker
+        if self._scheduler.core is None or worker.worker is None:
             raise AssertionError("the worker was lost")
+        # The fake worker keeps what it is sent, which would look like a leak of the scheduler.
+        worker.contexts.clear()
+        worker.worker.seen.clear()
 
     def make_methods(self) -> tuple[Method, ...]:
         pb = scheduler_pb2
