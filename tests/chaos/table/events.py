@@ -10,7 +10,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +83,11 @@ class Edge:
     async def at(self, rig: TableRig, rng: random.Random) -> AsyncIterator[str]:
         relays = rig.relays_between(self.caller, self.callee)
         names = rng.sample(sorted(relays), len(relays))
-        await _wait_until_found(
-            lambda: sum(relay.open for relay in relays.values()), f"a connection of {' or '.join(names)}"
-        )
+        if not _open_connections(relays):
+            # The pages of all prompts so far may be known everywhere: workers then move none, and have no connection to
+            # the kvstore.
+            async with _new_prompts(httpx.URL(rig.stack.ready.http).port, rng):
+                await _wait_until_found(lambda: _open_connections(relays), f"a connection of {' or '.join(names)}")
         name = next(name for name in names if relays[name].open)
         relay = relays[name]
         if self.mode == "cut":
@@ -248,6 +250,28 @@ async def _wait_until_found(look: Callable[[], int], what: str) -> int:
         assert time.monotonic() < deadline, f"there was no such thing: {what}"
         await asyncio.sleep(_POLL_S)
     return count
+
+
+def _open_connections(relays: Mapping[str, TcpRelay]) -> int:
+    return sum(relay.open for relay in relays.values())
+
+
+@asynccontextmanager
+async def _new_prompts(port: int | None, rng: random.Random) -> AsyncIterator[None]:
+    """Ask prompts that nobody has asked before, one after the other, until the block ends."""
+    assert port
+
+    async def ask() -> None:
+        while True:
+            await _hear_http(port, f"NEW {rng.random()}:", asyncio.Event())
+            await asyncio.sleep(_POLL_S)
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def _hear_http(port: int, prompt: str, answered: asyncio.Event) -> None:
