@@ -28,12 +28,12 @@ def table(record: dict[str, Any]) -> str:
     text = (
         f"The last run had {total['faults']} faults and {total['answers']:,} answers. It took"
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
-        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers. {total['kept']} faults left"
-        f" something behind: pages or leases that were still held, or a service that did not come back (column *kept*)."
-        f" At {total['failed']} faults, the test itself failed with an error.\n\n"
-        f"A router noticed 99 % of the faults marked with * within {record['detection_p99_s']:.2f} s. If no router"
-        f" logged a fault, this figure counts the time until all streams continued. For 99 % of all faults, all streams"
-        f" continued within {record['pause_p99_s']:.2f} s of the fault.\n"
+        f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers.\n\n"
+        "| result | value |\n|---|--:|\n"
+        f"| faults that left pages, leases or a lost service behind (column *kept*) | {total['kept']} |\n"
+        f"| faults at which the test itself failed | {total['failed']} |\n"
+        f"| time until 99 % of the faults marked with `*` were noticed | {record['detection_p99_s']:.2f} s |\n"
+        f"| time until all streams continued, for 99 % of all faults | {record['pause_p99_s']:.2f} s |\n"
     )
     for title, group in record["groups"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{_HEAD}" + "".join(map(_row, group))
