@@ -290,14 +290,14 @@ def _lines() -> Iterator[str]:
     yield "# Messages between services, and their limits"
     yield ""
     limit = size(MAX_MESSAGE_BYTES)
-    yield "This page is for contributors. Many requests share one gRPC stream. If one message on a stream is larger"
-    yield f"than gRPC's limit of {limit}, gRPC ends the stream, and all requests on this stream fail. So services send"
-    yield "much smaller messages: they divide large content, or refuse it."
+    yield "This page is for contributors. Many requests share one gRPC stream. A message larger than gRPC's limit of"
+    yield f"{limit} ends its stream, and with it all requests on the stream. So services divide or refuse large"
+    yield "content."
     yield ""
-    yield "The tables show the largest size of each message. The last column names what ensures this limit: a file of"
-    yield "the code, an option, or a property of the message, for example that all its fields are small."
-    yield "`python -m tools.messages_table` generates this page from the protobuf contracts and from constants in the"
-    yield "code."
+    yield "The tables show the largest size of each message. The column *ensured by* names a file of the code, an"
+    yield "option, or a property of the message."
+    yield ""
+    yield "`python -m tools.messages_table` generates this page from the protobuf contracts and from constants."
     yield ""
     yield "## RPCs"
     yield ""
@@ -317,9 +317,9 @@ def _lines() -> Iterator[str]:
     yield "## Frames of data connections"
     yield ""
     payload = size(MAX_PAYLOAD_BYTES)
-    yield "A *data connection* is a TCP or Unix connection on which workers and kvstores exchange KV pages. It carries"
-    yield f"frames. A frame has a head of {FRAME_BYTES} bytes and a payload of at most {payload}. The receiver of a"
-    yield "larger frame ends the connection with an error (`quire_common/kv_data/frame.py`)."
+    yield "Workers and kvstores exchange KV pages over TCP or Unix connections, in frames. A frame has a head of"
+    yield f"{FRAME_BYTES} bytes and a payload of at most {payload}. A larger frame ends the connection with an error"
+    yield "(`quire_common/kv_data/frame.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -328,10 +328,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its KV transfer agent"
     yield ""
-    yield "The KV transfer agent is a helper process of the worker, which sends and receives pages. The *ring* is a"
-    yield "shared memory through which worker and agent pass pages to each other. They also exchange frames, which are"
-    yield f"commands and results. A frame has at most {size(AGENT_FRAME_BYTES)}"
-    yield "(`quire_worker/side_process/frames.py`)."
+    yield "The KV transfer agent is a helper process of the worker, which sends and receives pages. Worker and agent"
+    yield "pass pages through a shared memory, the *ring*. They also exchange frames of at most"
+    yield f"{size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -340,11 +339,10 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its matcher"
     yield ""
-    yield "The matcher applies grammars. It consists of one or more helper processes of the worker. Each sequence"
-    yield "with a grammar has a *mask slot* in shared memory. The matcher writes masks into this slot. A mask tells"
-    yield "which tokens the sequence may have next. Worker and matcher also exchange frames over a socket. Frames are"
-    yield f"commands, sampled tokens and results. A frame has at most {size(AGENT_FRAME_BYTES)}, and contains no mask"
-    yield "(`quire_worker/side_process/frames.py`)."
+    yield "The matcher, one or more helper processes of the worker, applies grammars. For each sequence with a grammar,"
+    yield "the matcher writes masks into a *mask slot* in shared memory. A mask tells which tokens the sequence may"
+    yield "have next. The frames between worker and matcher contain no masks, and have at most"
+    yield f"{size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
     yield "|---|---|---|"
@@ -353,7 +351,7 @@ def _lines() -> Iterator[str]:
     for title, intro, rows in (
         (
             "KV events over ZeroMQ",
-            "With `--kv-events-config`, a scheduler publishes the changes of its prefix cache, in vLLM's format.",
+            "With `--kv-events-config`, a scheduler publishes the changes of its prefix cache in vLLM's format.",
             ZMQ,
         ),
         ("Redis", "These are the keys that Quire stores in Redis.", REDIS),
