@@ -32,11 +32,11 @@ def document() -> str:
 def _lines() -> Iterator[str]:
     yield "# vLLM's options"
     yield ""
-    yield "This page is for users of vLLM. `LLM(...)`, `quire serve` and `quire up` accept the option names of vLLM"
-    yield "0.24. The tables show what Quire does with each option. If an option is in no table, Quire prints an error"
-    yield "that suggests the most similar name. `quire serve --help` also lists the options that only Quire has."
+    yield "`LLM(...)`, `quire serve` and `quire up` accept the option names of vLLM 0.24. For an unknown option, Quire"
+    yield "prints an error that suggests the most similar name. `quire serve --help` also lists the options that only"
+    yield "Quire has."
     yield ""
-    yield "`python -m tools.vllm_options_table` generates this page from the tables in `quire/vllm_options.py` and"
+    yield "`python -m tools.vllm_options_table` generates this page from `quire/vllm_options.py` and"
     yield "`quire/engine_options.py`."
     yield ""
     yield "## Supported"
@@ -64,7 +64,7 @@ _SECTIONS = (
     (
         "Translated",
         "translated",
-        "Quire has options with other names for these features. It sets its own option instead.",
+        "Quire sets its own option instead, which has another name.",
         "| option | meaning | Quire's option |",
     ),
     (
@@ -76,8 +76,7 @@ _SECTIONS = (
     (
         "Accepted with some values only",
         "neutral values",
-        "Quire accepts only the values in the second column. They mean what Quire does without the option. Other "
-        "values are an error.",
+        "Quire accepts only the values in the second column, which mean what Quire does without the option.",
         "| option | accepted values | why other values are refused | what to do instead |",
     ),
     (
