@@ -146,6 +146,7 @@ def run_atheris(recorder: Recorder, target: Target, folder: Path, inputs: int, s
 
     # libFuzzer's own limits are far: ours tell what an input did, and go on.
     options = [f"-seed={seed + 1}", "-timeout=600", "-rss_limit_mb=4096", f"-max_len={_MOST_INPUT_BYTES}", "-runs=-1"]
+    options.append(f"-artifact_prefix={folder}/")
     atheris.Setup([sys.argv[0], *options, "-verbosity=0", str(corpus)], one_input, custom_mutator=mutate)
     atheris.Fuzz()
 
