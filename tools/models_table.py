@@ -84,8 +84,9 @@ GGUF file with those of transformers. The column *GGUF test* of the table of arc
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
 Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have them. It
-computes each with the code of a similar model family, in whose row the table lists it. The tests use tiny models of
-that family: for InternLM 2, a Llama model. No other program has confirmed the results.
+computes each of them with the code of a similar model family. The table of architectures lists each in the row of that
+family. The tests use tiny models of that family: for InternLM 2, a Llama model. No other program has confirmed the
+results.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
