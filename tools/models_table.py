@@ -62,7 +62,6 @@ Quire refuses a GGUF file in these cases. The error names the cause:
   that contains the model's tokenizer.
 
 Quire knows these pre-tokenizers of byte-level vocabularies:
-
 {pre_tokenizers}.
 
 llama.cpp's converter changes some models:
@@ -148,9 +147,9 @@ The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 - results of a sequence that depend on other sequences of the batch
 - positions that do not start at 0, as those of RoBERTa
 
-A test compares tiny random models of the following architectures in this backend with transformers, on the CPU in
-float32. Greedy tokens must be equal, and logits may differ by 0.0001. Other architectures may work too.
-"""
+A test runs tiny random models in the Transformers backend, on the CPU in float32. It compares the results with those of
+the Python package transformers. Greedy tokens must be equal, and logits may differ by 0.0001. Other architectures than
+those in the test may work too. The test covers:"""
 _OUTRO = """## GPUs
 
 A GPU worker runs the same architectures as a CPU worker, with one exception. The size of an attention head must be a
