@@ -31,7 +31,8 @@ its `config.json`. `python -m tools.models_table` generates this page from the w
 ## Architectures
 
 Quire reads Hugging Face folders with safetensors for each architecture in this table. It never runs code from a
-model's folder. The column *GGUF* has the architecture's name in [GGUF files](#gguf-files), if Quire reads these.
+model's folder. The column *GGUF* has the architecture's name in [GGUF files](#gguf-files), if Quire reads GGUF files
+of this architecture.
 
 A test runs tiny random models of each architecture, on the CPU in float32; the column *configurations* has their
 number. It requires:
@@ -112,7 +113,8 @@ quire serve org/name
 These limits hold in the Transformers backend:
 - The worker reads weights only from safetensors, and runs no code from the model's folder.
 - Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files do not work.
-- The last bits of logits, and so greedy tokens, may depend on the batch. The worker refuses `--batch-invariant`.
+- The last bits of logits may depend on the batch. Greedy tokens may then depend on it too. So the worker refuses
+  `--batch-invariant`.
 - The backend and Quire's own code never share KV pages.
 
 Steps take longer than in Quire's own code, above all steps with few sequences:
