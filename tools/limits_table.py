@@ -300,7 +300,7 @@ def _lines() -> Iterator[str]:
     yield "# Limits of a request"
     yield ""
     yield "This page is for users. Every field of a request has a limit, so that no request can slow down the others."
-    yield "The error of a request beyond a limit names the field, the cause and the fix. Over HTTP the status is"
+    yield "If a request exceeds a limit, the error names the field, the cause and the fix. Over HTTP the status is"
     yield "between 400 and 499. Over gRPC it is `INVALID_ARGUMENT` or `RESOURCE_EXHAUSTED`."
     yield ""
     yield "`python -m tools.limits_table` generates this page from the tables with which the router checks requests."

@@ -290,9 +290,9 @@ def _lines() -> Iterator[str]:
     yield "# Messages between services, and their limits"
     yield ""
     limit = size(MAX_MESSAGE_BYTES)
-    yield "This page is for contributors. Many requests share one gRPC stream. A message larger than gRPC's limit of"
-    yield f"{limit} ends its stream, and with it all requests on the stream. So services divide or refuse large"
-    yield "content."
+    yield "This page is for contributors. Many requests share one gRPC stream. A message above the gRPC limit,"
+    yield f"which Quire sets to {limit}, ends its stream, and with it all requests on the stream. So services"
+    yield "divide or refuse large content."
     yield ""
     yield "The tables show the largest size of each message. The column *ensured by* names a file of the code, an"
     yield "option, or a property of the message."

@@ -41,8 +41,8 @@ number. It requires:
 """
 _MULTIMODAL = """## Multimodal models
 
-Quire serves only the language model of these architectures, which the field `text_config` of `config.json` describes.
-Quire does not load the weights of the other parts, and refuses requests with images.
+The models of these architectures have several parts. Quire serves only the language model. The field `text_config` of
+`config.json` describes this part. Quire does not load the weights of the other parts, and refuses requests with images.
 
 | architecture | `model_type` of `text_config` | tensors that are left out |
 |---|---|---|
@@ -84,9 +84,9 @@ GGUF file with those of transformers. The column *GGUF test* of the table of arc
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
 Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have them. It
-computes each of them with the code of a similar model family. The table of architectures lists each in the row of that
-family. The tests use tiny models of that family: for InternLM 2, a Llama model. No other program has confirmed the
-results.
+runs each of these models with the code of a similar family. The table of architectures lists the model in the row of
+that family. The tests use tiny models of the similar family: for InternLM 2, a Llama model. No other program has
+confirmed the results.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
