@@ -34,10 +34,10 @@ Quire reads Hugging Face folders with safetensors for each architecture in this 
 model's folder. The column *GGUF* has the architecture's name in [GGUF files](#gguf-files), if Quire reads GGUF files
 of this architecture.
 
-A test runs tiny random models of each architecture, on the CPU in float32; the column *configurations* has their
-number. It requires:
+A test runs tiny random models of each architecture, on the CPU in float32. The column *configurations* says how many.
+The test requires:
 - The greedy tokens are those of the Python package transformers, and the logits differ by at most 0.0001.
-- Prompts in chunks, and prompts with a cached prefix, have bit for bit the logits of whole prompts.
+- A prompt in chunks, and a prompt with a cached prefix, have the same logits as the whole prompt, bit for bit.
 """
 _MULTIMODAL = """## Multimodal models
 
@@ -160,13 +160,13 @@ multiple of 16, and at most 256. The worker refuses other models with an error t
 Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
 only these models:
 - Llama and Qwen3 models
-- from GGUF files: SmolLM2 (a Llama model) and Gemma 3 270M
-- in the Transformers backend: one Llama model and one Qwen3 model
+- SmolLM2 (a Llama model) and Gemma 3 270M, from GGUF files
+- one Llama model and one Qwen3 model, in the Transformers backend
 
 ## What is refused
 
-The worker refuses a model whose `config.json` asks for a computation that the worker does not support, before it reads
-the weights. Each error names the field of `config.json`.
+The worker checks `config.json` before it reads the weights. It refuses a model that asks for a computation that the
+worker does not support. Each error names the field of `config.json`.
 
 | error | cause |
 |---|---|
