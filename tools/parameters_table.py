@@ -28,7 +28,7 @@ def _lines() -> Iterator[str]:
     yield "# Parameters of a request"
     yield ""
     yield "A parameter has the same name in Python (`quire.SamplingParams`) and in HTTP bodies. Over gRPC, a parameter"
-    yield "is a field of `quire.v1.GenerateRequest`, whose path is in the column *gRPC field*."
+    yield "is a field of `quire.v1.GenerateRequest`. The column *gRPC field* has the path of this field."
     yield ""
     yield "The routes `/v1/completions`, `/v1/chat/completions` and `/inference/v1/generate` take all parameters. The"
     yield "column *other APIs* marks parameters that also work in `/v1/responses` (*responses*) or in `/v1/messages`"
