@@ -9,6 +9,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from tests.unit.source_files import may_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -66,5 +68,7 @@ def banned_in(name: str) -> list[str]:
 
 def banned_names(source: str) -> list[str]:
     """Identifiers of a module that contain a banned noun, each with its line, its name, and the words to use."""
+    if not may_name(source.lower(), *BANNED):
+        return []
     found = {(line, name, word) for line, name in identifiers(ast.parse(source)) for word in banned_in(name)}
     return [f"{line}: {name} (say {BANNED[word]})" for line, name, word in sorted(found)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import typing
 
 import pytest
 
+from quire_common import config
 from quire_common.config import ServiceConfig, bounds_of, load_config
 from quire_common.discovery.redis_discovery import RedisSettings
 from quire_common.errors import ConfigError
@@ -49,6 +51,20 @@ def field_default(field: dataclasses.Field[typing.Any]) -> float:
     return 0 if default is None else float(default)
 
 
+@pytest.fixture
+def kept_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service's parser is made once for all flags of a test: that takes longer than to parse one."""
+    make, made = config._parser, dict[str, argparse.ArgumentParser]()
+
+    def keep(cls: type, service: str, *rest: typing.Any) -> argparse.ArgumentParser:
+        if service not in made:
+            made[service] = make(cls, service, *rest)
+        return made[service]
+
+    monkeypatch.setattr(config, "_parser", keep)
+
+
+@pytest.mark.usefixtures("kept_parsers")
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e400", "-1e9", "1" + "0" * 30, "-2"])
 def test_a_number_that_nothing_holds_is_refused_by_name(service: str, text: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.unit.test_house_rules import ROOT, sources
+from tests.unit.source_files import ROOT, Import, imports_in, imports_of, sources
 
 # A distribution's folder, and its package in that folder.
 DISTRIBUTIONS = {"quire": (".", "quire")} | {
@@ -52,44 +50,39 @@ def declared(name: str) -> set[str]:
     return found.union(*(declared(each) for each in found & DISTRIBUTIONS.keys()))
 
 
-def imported(source: str) -> set[str]:
+def imported(imports: Iterable[Import]) -> set[str]:
     """The top-level packages that a module imports when it runs: imports for types alone are left out."""
-    return {name.partition(".")[0] for name in _imported(ast.parse(source))}
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        return
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-        yield node.module
-    for child in ast.iter_child_nodes(node):
-        yield from _imported(child)
+    return {each.module.partition(".")[0] for each in imports if not each.for_types}
 
 
 def undeclared(package: str, requirements: set[str], distributions: dict[str, list[str]]) -> dict[str, str]:
     """Imported package -> a module that imports it, where no requirement brings it."""
     found: dict[str, str] = {}
     for path in sources(package):
-        for name in imported(path.read_text()) - sys.stdlib_module_names:
+        for name in imported(imports_of(path)) - sys.stdlib_module_names:
             brings = {canonicalize_name(each) for each in distributions.get(name, [name])}
             if not name.startswith("quire") and not brings & requirements:
                 found[name] = str(path.relative_to(ROOT))
     return found
 
 
+@pytest.fixture(scope="module")
+def distributions() -> dict[str, list[str]]:
+    """Package -> the installed distributions that bring it."""
+    return dict(packages_distributions())
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_all_imports_are_declared(name: str) -> None:
+def test_all_imports_are_declared(name: str, distributions: dict[str, list[str]]) -> None:
     package = DISTRIBUTIONS[name][1]
     assert any(sources(package)), "the modules were found"
-    found = undeclared(package, declared(name), dict(packages_distributions()))
+    found = undeclared(package, declared(name), distributions)
     assert found.keys() == ELSEWHERE.get(name, {}).keys(), found
 
 
-def test_an_undeclared_import_is_found(tmp_path: Path) -> None:
+def test_an_undeclared_import_is_found(distributions: dict[str, list[str]]) -> None:
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    import orjson\n"
-    assert imported(source) == {"typing", "orjson"}
+    assert imported(imports_in(source)) == {"typing", "orjson"}
     requirements = declared("quire-tokenizer") - {"orjson"}
-    found = undeclared(DISTRIBUTIONS["quire-tokenizer"][1], requirements, dict(packages_distributions()))
+    found = undeclared(DISTRIBUTIONS["quire-tokenizer"][1], requirements, distributions)
     assert found == {"orjson": "services/tokenizer/quire_tokenizer/chat/render_pool.py"}
