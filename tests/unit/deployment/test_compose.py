@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +85,6 @@ def test_fits_the_compose_specification(stack: dict[str, Any]) -> None:
 def test_a_profile_has_its_services_and_those_of_all(stack: dict[str, Any], profile: str) -> None:
     started = {name for name, made in stack["services"].items() if profile in made.get("profiles", [profile])}
     assert started == MEMBERS[profile] | ALWAYS
-
-
-@pytest.mark.skipif(not shutil.which("podman"), reason="podman is not installed: apt-get install podman")
-@pytest.mark.parametrize("profile", ["two", "pd"])
-def test_podman_compose_reads_it(profile: str) -> None:
-    command = [str(Path(sys.executable).with_name("podman-compose")), "-f", str(FILE), "--profile", profile, "config"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert result.returncode == 0, result.stderr
-    assert set(yaml.safe_load(result.stdout)["services"]) == MEMBERS[profile] | ALWAYS
 
 
 @pytest.mark.parametrize(("service", "name"), OURS)

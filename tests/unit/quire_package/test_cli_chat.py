@@ -1,4 +1,4 @@
-"""`quire chat`, `status --watch` and `config`, without a terminal."""
+"""`quire chat` and `status --watch`, without a terminal."""
 
 from __future__ import annotations
 
@@ -68,21 +68,3 @@ def test_a_watched_status_looks_again(monkeypatch: pytest.MonkeyPatch, capsys: C
     monkeypatch.setattr("quire.cli.status.time.sleep", sleep)
     assert main(["status", "--name", "no-such-stack", "--watch", "2.5"]) == 1
     assert capsys.readouterr().out.count("not running") == 3
-
-
-def test_config_explains_values_and_their_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setenv("QUIRE_ROUTER_MAX_N", "7")
-    assert main(["config", "router", "--max-logprobs", "5", "--api-key", "secret-key", "--json"]) == 0
-    out = capsys.readouterr().out
-    options = {option["name"]: option for option in json.loads(out)["router"]}
-    assert (options["max-n"]["value"], options["max-n"]["source"]) == (7, "QUIRE_ROUTER_MAX_N")
-    assert (options["max-logprobs"]["value"], options["max-logprobs"]["source"]) == (5, "--max-logprobs")
-    assert options["placement"]["source"] == "default" and options["placement"]["help"]
-    assert options["api-key"]["value"] == "***" and "secret-key" not in out
-    assert main(["config", "router"]) == 0
-    table = capsys.readouterr().out
-    assert "QUIRE_ROUTER_MAX_N" in table and "max-body-bytes" not in table
-    monkeypatch.setenv("QUIRE_ROUTER_MAX_N", "none")
-    assert main(["config", "router"]) == 1
-    assert "QUIRE_ROUTER_MAX_N is 'none'" in capsys.readouterr().err
-    assert main(["config", "gateway"]) == 1

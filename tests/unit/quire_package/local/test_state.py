@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from quire.errors import InvalidArgument
 from quire.local import events
-from quire.local.pids import MARK_VARIABLE, ProcessId, marked
+from quire.local.pids import ProcessId
 from quire.local.ports import HeldPorts, free_ports, is_free
 from quire.local.spec import SERVICES, StackSpec, replica_of
 from quire.local.state import ServiceState, StackState, StateDirectory, list_names
@@ -59,25 +58,6 @@ def test_a_process_is_its_pid_and_its_start() -> None:
     assert not impostor.alive()
     assert not impostor.signal(signal.SIGKILL)  # this test would not live to say so
     assert impostor.wait(0)
-
-
-def test_a_process_is_waited_for_and_found_by_its_mark() -> None:
-    environment = {**os.environ, MARK_VARIABLE: "the-mark"}
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
-    try:
-        process = ProcessId.of(child.pid)
-        # Between fork and exec a child still shows its parent's environment; its own command line is there after it.
-        while b"input" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
-            pass
-        assert marked("the-mark") == [process]
-        assert marked("another") == []
-        assert not process.wait(0.01)
-        assert process.signal(signal.SIGKILL)
-        assert process.wait(30)
-        assert not process.alive()  # though it is not reaped yet
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_a_bound_port_is_not_free() -> None:
