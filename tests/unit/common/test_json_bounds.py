@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import orjson
 import pytest
@@ -16,35 +17,36 @@ def filled(item: bytes, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
     return opening + b",".join([item] * (BODY_BYTES // (len(item) + 1))) + closing
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        filled(b"[]"),
-        filled(b"{}"),
-        filled(b'{"type":"text","text":""}'),
-        filled(b'""'),
-        b"{" + b",".join(b'"%06d":1' % i for i in range(BODY_BYTES // 11)) + b"}",
-        filled(b"[" * 9 + b"]" * 9),
-    ],
-)
-def test_texts_that_take_long_to_parse_are_refused_at_once(text: bytes) -> None:
+# The texts are megabytes long: a process makes those of the tests that it runs.
+COSTLY: dict[str, Callable[[], bytes]] = {
+    "lists": lambda: filled(b"[]"),
+    "objects": lambda: filled(b"{}"),
+    "messages": lambda: filled(b'{"type":"text","text":""}'),
+    "strings": lambda: filled(b'""'),
+    "keys": lambda: b"{" + b",".join(b'"%06d":1' % i for i in range(BODY_BYTES // 11)) + b"}",
+    "nested lists": lambda: filled(b"[" * 9 + b"]" * 9),
+}
+USUAL: dict[str, Callable[[], bytes]] = {
+    "two million token ids": lambda: filled(b"1"),
+    "brackets in a string": lambda: json.dumps({"prompt": "[{:" * 1_000_000}).encode(),
+    "JSON in a string": lambda: json.dumps({"prompt": json.dumps({"a": [{"b\\": '\\\\"'}] * 100_000})}).encode(),
+    "prompts": lambda: json.dumps({"prompt": ["a prompt"] * 1024}).encode(),
+    "messages": lambda: json.dumps([{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 10_000).encode(),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_texts_that_take_long_to_parse_are_refused_at_once(name: str) -> None:
+    text = COSTLY[name]()
     started = time.process_time()
     with pytest.raises(InvalidArgument, match="TOO_MANY_VALUES"):
         check_structure(text)
     assert time.process_time() - started < 0.2  # a parser takes up to 0.6 s
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        filled(b"1"),  # two million token ids
-        json.dumps({"prompt": "[{:" * 1_000_000}).encode(),
-        json.dumps({"prompt": json.dumps({"a": [{"b\\": '\\\\"'}] * 100_000})}).encode(),
-        json.dumps({"prompt": ["a prompt"] * 1024}).encode(),
-        json.dumps([{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 10_000).encode(),
-    ],
-)
-def test_what_clients_send_is_taken(text: bytes) -> None:
+@pytest.mark.parametrize("name", USUAL)
+def test_what_clients_send_is_taken(name: str) -> None:
+    text = USUAL[name]()
     check_structure(text)
     orjson.loads(text)
 

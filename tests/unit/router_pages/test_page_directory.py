@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 
@@ -18,8 +19,12 @@ from quire_router.pages.page_table import PageTable
 
 def keys(*numbers: int) -> NDArray[np.uint64]:
     """Keys as uniform as those of hashes."""
-    words = [random.Random(number).getrandbits(64) or 1 for number in numbers]
-    return np.array(words, np.uint64)
+    return np.array([key(number) for number in numbers], np.uint64)
+
+
+@functools.cache
+def key(number: int) -> int:
+    return random.Random(number).getrandbits(64) or 1
 
 
 def test_keys_differ_by_hash_namespace_and_group() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from quire_common.errors import ConfigError
+from quire_common.identity import watched_files
 from quire_common.identity.tls_files import TlsFiles, read_tls_files
-from quire_common.identity.watched_files import POLL_S, WatchedFiles
+from quire_common.identity.watched_files import WatchedFiles
 from quire_common.telemetry import metrics
 from tests.certificates import Authority, replace
 
@@ -81,7 +82,8 @@ def test_half_of_a_pair_is_no_error_while_the_other_half_may_still_come(tmp_path
     assert (files.value, outcomes("half")) == ("two", {"loaded": 1.0})
 
 
-def test_the_thread_passes_changes_on_by_itself(tmp_path: Path) -> None:
+def test_the_thread_passes_changes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_files, "POLL_S", 0.02)
     path, heard = tmp_path / "a", list[str]()
     aged(path, "one")
     files = WatchedFiles("thread", [str(path)], path.read_text, heard.append)
@@ -89,7 +91,7 @@ def test_the_thread_passes_changes_on_by_itself(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while files.value != "two" or not heard:
         assert time.monotonic() < deadline
-        time.sleep(POLL_S / 20)
+        time.sleep(0.01)
     assert heard == ["two"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from quire_common.errors import ConfigError
-from quire_common.identity.watched_files import POLL_S
+from quire_common.identity import watched_files
 from quire_common.kv.page_mac import PageMac
 from quire_common.pages import (
     HEADER_BYTES,
@@ -26,6 +26,7 @@ from quire_common.pages import (
     frame_page,
     remove_mac,
 )
+from quire_common.telemetry.metrics import registry
 
 OLD, NEW, OTHER = "11" * 32, "22" * 32, "33" * 32
 KEY = PageKey(b"n" * 32, b"h" * 32, 3)
@@ -137,25 +138,33 @@ def test_keys_are_renewed_in_three_steps_and_no_page_is_lost() -> None:
     assert accepts(new, bytes(framed)), "what is sent or written anew has a MAC under the first key"
 
 
-def test_keys_follow_their_file_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+def refusals() -> float:
+    labels = {"what": "page MAC keys", "outcome": "refused"}
+    return registry.get_sample_value("quire_reloads_total", labels) or 0.0
+
+
+def test_keys_follow_their_file_and_a_bad_file_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_files, "POLL_S", 0.02)
     file = tmp_path / "page_mac_key"
     file.write_text(OLD + "\n")
     mac = mac_of(OLD, str(file))
-    framed = page(mac)
+    framed, refused = page(mac), refusals()
 
     def write(text: str) -> None:
         file.write_text(text)
-        past = time.time_ns() - int(10 * POLL_S * 1e9)
+        past = time.time_ns() - int(10 * 1e9)
         os.utime(file, ns=(past, past))
 
     write("not a key")
-    time.sleep(2 * POLL_S)
+    deadline = time.monotonic() + 30
+    while refusals() == refused:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert accepts(mac, framed)
     write(f"{NEW} {OLD}")
-    deadline = time.monotonic() + 30
     while accepts(mac_of(OLD), page(mac)):
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.01)
     assert accepts(mac, framed) and accepts(mac_of(NEW), page(mac))
 
 
