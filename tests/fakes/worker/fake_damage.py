@@ -33,6 +33,8 @@ class FakeDamage:
     def draw_error(self, slot: Slot, count: int) -> QuireError | None:
         """Why the slot draws no token, after computing `count` positions."""
         worker = self._worker
+        if not self.faults and not self.pages and worker.draw_error is None:
+            return None
         used = -(-slot.computed // worker.page_size)
         held = [(group, page) for group, table in enumerate(slot.tables) for page in table[:used]]
         at, fault = self.faults.get(slot.start.context.request_id, (0, worker.draw_error))

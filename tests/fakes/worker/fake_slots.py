@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from quire_common.credit import Start
@@ -12,17 +13,20 @@ from tests.fakes.worker.counted_answer import fold
 @dataclass(eq=False)
 class Slot:
     start: Start
-    tokens: list[int]
-    prefixes: list[int]
     computed: int
     limit: int
     tables: list[list[int]]
+    tokens: list[int] = field(default_factory=list)
+    prefixes: array[int] = field(default_factory=lambda: array("q"))
     waiting: bool = True
     stopped: bool = False
 
+    def __post_init__(self) -> None:
+        self.known_len = self.start.sequence.known_len
+
     @property
     def decodes(self) -> bool:
-        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.start.sequence.known_len
+        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.known_len
 
     def append(self, token: int) -> None:
         self.prefixes.append(fold(self.prefixes[-1] if self.prefixes else 0, token))

@@ -108,9 +108,9 @@ class FakeWorker:
         # Workers whose pages may be pulled, this one among them, by what their addresses say.
         self.peers = {} if peers is None else peers
         self.peers |= {address.descriptor: self for address in hello.data_address}
-        ps = hello.model.pages.page_size
-        self.kv = [np.full((n, ps), -1, np.int64) for n in hello.num_pages]
-        self.marks = [Watermarks(n, ps) for n in hello.num_pages]
+        self.page_size = hello.model.pages.page_size
+        self.kv = [np.full((n, self.page_size), -1, np.int64) for n in hello.num_pages]
+        self.marks = [Watermarks(n, self.page_size) for n in hello.num_pages]
         # Slots that were ended because their cached range will not come, by the Grant that was applied then.
         self._lost: list[tuple[int, int]] = []
         self._credit: int | None = 0
@@ -121,10 +121,6 @@ class FakeWorker:
         self.moves = FakeMoves(self)
         # Sequences that have ended on the device, by the step that ended them.
         self._ghosts: list[tuple[int, Slot]] = []
-
-    @property
-    def page_size(self) -> int:
-        return self.hello.model.pages.page_size
 
     @property
     def moving(self) -> bool:
@@ -198,7 +194,7 @@ class FakeWorker:
     def _start(self, start: Start) -> None:
         assert start.slot not in self.slots and 0 <= start.slot < self.hello.num_slots, f"slot {start.slot} is taken"
         sequence = start.sequence
-        slot = Slot(start, [], [], start.cached_len, start.limit, [list(map(int, t)) for t in start.pages])
+        slot = Slot(start, start.cached_len, start.limit, [list(map(int, t)) for t in start.pages])
         for token in [*sequence.prompt_ids.tolist(), *sequence.output_ids.tolist()]:
             slot.append(token)
         assert start.cached_len < sequence.known_len, "the last token must be computed"
@@ -289,14 +285,16 @@ class FakeWorker:
             return
         prefill = not slot.decodes
         for position in range(slot.computed, slot.computed + count):
-            page, offset = divmod(position, self.page_size)
+            place, offset = divmod(position, self.page_size)
+            value = slot.prefixes[position]
             for group, table in enumerate(slot.tables):
+                page = table[place]
                 if not offset:
-                    self.damage.pages.discard((group, table[page]))
-                self.marks[group].check_writer(table[page], slot)
-                self.kv[group][table[page], offset] = slot.prefixes[position]
-                step.filled.append((slot, group, table[page], offset + 1))
-                step.writes.append((group, table[page], offset, slot.prefixes[position]))
+                    self.damage.pages.discard((group, page))
+                self.marks[group].check_writer(page, slot)
+                self.kv[group][page, offset] = value
+                step.filled.append((slot, group, page, offset + 1))
+                step.writes.append((group, page, offset, value))
         slot.computed += count
         if prefill:
             step.prefill.append((index, slot.computed))
@@ -329,10 +327,10 @@ class FakeWorker:
                 step.writes += [(group, table[page], offset, -7) for group, table in enumerate(slot.tables)]
 
     def _read_back(self, slot: Slot) -> None:
-        want = np.array(slot.prefixes, np.int64)
+        want = np.frombuffer(slot.prefixes, np.int64)
         for group, table in enumerate(slot.tables):
             got = self.kv[group][table].reshape(-1)[: len(want)]
-            if not np.array_equal(got, want):
+            if len(got) != len(want) or (got != want).any():
                 raise AssertionError(f"KV of slot {slot.start.slot} is not its own: {slot.start.context.request_id}")
 
     def _complete(self, step: Launched) -> Launched:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 
 class Watermarks:
     """One KV group. Writers are named by any hashable object that stands for one sequence's tenure of its slot."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self._size = page_size
-        self._ready = np.zeros(num_pages, np.int64)
+        self._ready = [0] * num_pages
         self._writer: dict[int, object] = {}
         self._pending: set[int] = set()
         self._failed: set[int] = set()
@@ -48,7 +46,8 @@ class Watermarks:
     def arrived(self, pages: list[int], good: int, tail_tokens: int = 0) -> None:
         """The move has ended; its last page may hold fewer tokens than others."""
         self._pending.difference_update(pages)
-        self._ready[pages[:good]] = self._size
+        for page in pages[:good]:
+            self._ready[page] = self._size
         if tail_tokens and good == len(pages):
             self._ready[pages[-1]] = tail_tokens
         self._failed.update(pages[good:])
@@ -67,7 +66,7 @@ class Watermarks:
         return lost[0] if mine else "lost"
 
     def filled(self, page: int) -> int:
-        return int(self._ready[page])
+        return self._ready[page]
 
     def is_ready(self, page: int) -> bool:
-        return bool(self._ready[page] == self._size)
+        return self._ready[page] == self._size
