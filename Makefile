@@ -110,7 +110,7 @@ test: install-dev redis ## What CI runs: unit, contract and pipeline tests; unde
 
 .PHONY: test-deep
 test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all; minutes
-	$(BIN)/python -m pytest $(SHARED) -m deep $(ARGS)
+	QUIRE_TEST_DEEP=1 $(BIN)/python -m pytest $(SHARED) -m 'deep or examples' $(ARGS)
 
 .PHONY: perf
 perf: install-dev ## Tests that depend on how fast this machine is, one after the other

@@ -3,11 +3,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
 from quire_tokenizer.vocabulary import Vocabulary
+from tests.tiers import examples
 from tests.unit.tokenizer import folders
 
 MARKUP = re.compile("|".join(map(re.escape, folders.SPECIALS)))
@@ -23,23 +24,23 @@ def ids_of(vocabulary: Vocabulary, text: str, add: bool = False) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", folders.KINDS)
+@examples(150)
 @given(text=TEXTS)
-@settings(max_examples=150, deadline=None)
 def test_user_text_never_becomes_a_special_token(vocabularies: dict[str, Vocabulary], kind: str, text: str) -> None:
     vocabulary = vocabularies[kind]
     unknown = vocabulary.tokenizer.token_to_id("<unk>")
     assert not set(ids_of(vocabulary, text)) & (vocabulary.specials.keys() - {unknown})
 
 
+@examples(150)
 @given(text=TEXTS)
-@settings(max_examples=150, deadline=None)
 def test_byte_level_text_survives(vocabulary: Vocabulary, text: str) -> None:
     assert vocabulary.tokenizer.decode(ids_of(vocabulary, text), skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("kind", folders.KINDS)
+@examples(150)
 @given(text=TEXTS)
-@settings(max_examples=150, deadline=None)
 def test_marked_specials_are_what_the_plain_tokenizer_makes(
     vocabularies: dict[str, Vocabulary], kind: str, text: str
 ) -> None:

@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment
 
 from quire_common.errors import InvalidArgument
 from quire_tokenizer.chat.provenance import Provenance, Rendering
+from tests.tiers import examples
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<｜end▁of▁turn｜>", "madeupword0000", "[INST]"]
 FRAGMENTS = st.sampled_from(
@@ -45,8 +46,8 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@examples(300)
 @given(a=USER, b=USER)
-@settings(max_examples=300, deadline=None)
 def test_only_the_templates_own_tokens_are_special(name: str, a: str, b: str) -> None:
     template = TEMPLATES[name]
     rendering = render(Provenance(SPECIALS, template), template, a=a, b=b)

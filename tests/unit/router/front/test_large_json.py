@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
 from quire_router.front.http.formats import large_json
 from quire_router.front.http.formats.large_json import dumps_in_pieces
 from quire_router.front.http.parsing.prompts import token_prompt
+from tests.tiers import examples
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5)
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=3), v, max_size=4))
 
 
+@examples(300)
 @given(value=VALUES)
-@settings(max_examples=300, deadline=None)
 def test_json_written_in_pieces_equals_orjson(value: Any) -> None:
     assert dumps_in_pieces(value) == orjson.dumps(value)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.columns import pack_i32
@@ -27,6 +27,7 @@ from quire_tokenizer.detokenize.stop_matcher import stop_strings
 from quire_tokenizer.detokenize.text_stream import StopRules, TextStream
 from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.vocabulary import Vocabulary
+from tests.tiers import examples
 from tests.unit.router.makers import make_generation, make_job
 
 VOCABULARY = Vocabulary(read_model_folder(str(Path(__file__).parents[4] / "models" / "demo")))
@@ -93,8 +94,8 @@ def told_by(stream: bytes) -> tuple[str, list[Any], Any]:
 
 
 @pytest.mark.parametrize("make", [CompletionFormat, ChatFormat, MessagesFormat])
+@examples(150)
 @given(pieces=PIECES, stop=STOPS, cuts=CUTS, takes=CUTS, logprobs=st.sampled_from([-1, 0]))
-@settings(max_examples=150, deadline=None)
 def test_row_grouping_and_slow_readers_do_not_change_the_answer(
     make: Any, pieces: list[str], stop: tuple[str, ...], cuts: list[int], takes: list[int], logprobs: int
 ) -> None:

@@ -11,6 +11,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
+from tests.tiers import deep_after
 
 
 def delayed(delay: int, config: SchedulerConfig | None = None, *, depth: int = 2, **hello: int) -> Rig:
@@ -20,7 +21,7 @@ def delayed(delay: int, config: SchedulerConfig | None = None, *, depth: int = 2
     return Rig(config, worker=worker, grant_delay=lambda: delay, report_delay=lambda: delay)
 
 
-@pytest.mark.parametrize("delay", [0, 1, 9, 33])
+@pytest.mark.parametrize("delay", deep_after(2, [0, 33, 1, 9]))
 def test_distant_worker_never_runs_out_of_credit(delay: int) -> None:
     """33 steps are 20 ms each way where a step takes 0.6 ms."""
     rows = 8

@@ -18,6 +18,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.fakes.worker.fake_worker import make_hello
+from tests.tiers import deep_after
 
 TOKENS = 100_000
 
@@ -33,13 +34,15 @@ def a_core(requests: int, tokens: int = TOKENS) -> Scheduler:
     return core
 
 
-def test_starts_of_one_grant_have_bounded_bytes() -> None:
-    core, started, sizes = a_core(200), list[int](), list[int]()
+@pytest.mark.parametrize("requests", deep_after(1, [50, 200]))
+def test_starts_of_one_grant_have_bounded_bytes(requests: int) -> None:
+    core, started, sizes = a_core(requests), list[int](), list[int]()
     while grant := core.next_grant(1.0):
         sizes.append(encode_grant(grant).ByteSize())
         started += [start.order_key for start in grant.start]
-        assert len(sizes) <= 200
-    assert len(started) == 200
+        assert len(sizes) <= requests
+    assert len(started) == requests
+    assert len(sizes) > 2, "one Grant does not hold them all"
     assert started == sorted(started), "requests overtook one another"
     assert max(sizes) <= MAX_START_BYTES, f"a Grant of {max(sizes) / 2**20:.1f} MiB"
     core.check_integrity()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.sequence import MAX_WEIGHT, RequestContext, Sequence, Stop, context_from_pb, context_to_pb
@@ -16,6 +16,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.queue_policy import FairQueue
 from quire_scheduler.core.request import Request, State
 from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
+from tests.tiers import examples
 
 
 class Kind(NamedTuple):
@@ -72,7 +73,7 @@ class Feed:
         return max(prompt + max(answer, 1) for prompt, answer in self.kinds[tenant].sizes)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(kinds=kinds, turns=st.integers(10, 200))
 def test_tenants_that_always_wait_are_served_by_their_weights(kinds: list[Kind], turns: int) -> None:
     feed = Feed(kinds)
@@ -89,7 +90,7 @@ def test_tenants_that_always_wait_are_served_by_their_weights(kinds: list[Kind],
                 assert share[a] - share[b] <= max(bound[a], bound[b]) + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(kinds=kinds, before=st.integers(0, 100), late=st.integers(0, 5))
 def test_a_newcomer_is_served_after_a_bounded_amount_whatever_waits(kinds: list[Kind], before: int, late: int) -> None:
     late %= len(kinds)
@@ -109,7 +110,7 @@ def test_a_newcomer_is_served_after_a_bounded_amount_whatever_waits(kinds: list[
         assert feed.served[str(other)] - start.get(str(other), 0) <= feed.most(other)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(kinds=kinds, turns=st.integers(1, 100), later=st.integers(1, 100))
 def test_nobody_starves_however_late_a_request_comes_back(kinds: list[Kind], turns: int, later: int) -> None:
     """A tenant that took much and left is served when the others have had as much, and no later."""
@@ -178,7 +179,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(actions=actions)
 def test_order_is_that_of_the_algorithm_without_a_heap(actions: list[tuple[str, int, int]]) -> None:
     feed = Feed([Kind(1 + t, [(10 * (t + 1), 1), (7, 1)]) for t in range(5)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.credit import Grant, Report
@@ -18,7 +18,8 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes.scheduler.scheduler_rig import Rig
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
-from tests.unit.scheduler.core.test_scheduler_property import SCENARIOS, Arrival, arrivals, find_all_hits
+from tests.tiers import examples
+from tests.unit.scheduler.core.test_scheduler_property import Arrival, arrivals, find_all_hits
 
 KINDS = {
     "mistake": InvalidArgument("NO_TOKEN_LEFT", "a mistake", "none"),
@@ -63,7 +64,7 @@ class SuspectPages:
         return grant
 
 
-@settings(max_examples=SCENARIOS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=12),
     faults=FAULTS,

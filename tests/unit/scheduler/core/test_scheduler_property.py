@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.credit import Grant
@@ -17,10 +16,9 @@ from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
 from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed
+from tests.tiers import examples
 
 TENANTS = ("a", "b", "c")
-# `QUIRE_SCENARIOS=20000` for a long search.
-SCENARIOS = int(os.environ.get("QUIRE_SCENARIOS", "150"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def check_named(rig: Rig) -> None:
             assert marks.is_ready(page), f"page {page} has a name and is not whole"
 
 
-@settings(max_examples=SCENARIOS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=16),
     num_pages=st.integers(18, 60),

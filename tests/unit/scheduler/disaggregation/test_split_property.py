@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import Unavailable
@@ -18,6 +18,7 @@ from quire_scheduler.disaggregation.handover import NO_TRANSFER
 from tests.fakes.scheduler.scheduler_rig import Rig, a_sequence
 from tests.fakes.scheduler.split_rig import DECODE
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello, undisturbed, with_address
+from tests.tiers import examples
 
 LEASE_S = 0.05
 KEY = tuple[int, int]
@@ -187,7 +188,7 @@ class Chaos:
         assert sum(self.prefill.core.stats.transfers.values()) == len(self.prefill.tickets), "each ends once"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     requests=st.lists(asks, min_size=1, max_size=14),
     num_pages=st.tuples(st.integers(18, 40), st.integers(18, 40)),

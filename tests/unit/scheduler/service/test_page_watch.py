@@ -19,6 +19,7 @@ from quire_scheduler.kv.page_names import PageNames
 from quire_scheduler.service.page_watch import PageWatches
 from quire_scheduler.service.wake_event import WakeEvent
 from tests.fakes.worker.fake_worker import make_hello
+from tests.tiers import deep_after
 
 LIMIT_S = 60.0
 TAIL = 4
@@ -189,7 +190,7 @@ async def test_a_watcher_may_ask_for_fewer_frames() -> None:
     await watch.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", deep_after(5, range(20)))
 async def test_watcher_converges_while_pages_change_during_snapshots(seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine()

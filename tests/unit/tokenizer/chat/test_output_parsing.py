@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import ConfigError
@@ -18,9 +17,9 @@ from quire_tokenizer.output_parsing import harmony
 from quire_tokenizer.output_parsing.answer_parsers import AnswerParsers, ParseOptions, PromptEnd
 from quire_tokenizer.output_parsing.families import HARMONY, REASONING_FAMILIES, TOOL_FAMILIES, detect_tool_family
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS, Part
+from tests.tiers import examples
 from tests.unit.tokenizer.answer_texts import WRITERS, Call, Render
 
-SCENARIOS = int(os.environ.get("QUIRE_SCENARIOS", "20"))
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -113,8 +112,8 @@ def tool_parsers(name: str, added: dict[str, int] | None = None) -> AnswerParser
 
 
 @pytest.mark.parametrize(("name", "render", "has_text"), CASES)
+@examples(40)
 @given(text=_plain_texts, calls=_calls, data=st.data())
-@settings(max_examples=SCENARIOS, deadline=None)
 def test_calls_come_back_whatever_the_pieces(
     name: str, render: Render, has_text: bool, text: str, calls: list[Call], data: st.DataObject
 ) -> None:
@@ -150,8 +149,8 @@ def _as_xml(value: object) -> object:
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
+@examples(40)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
-@settings(max_examples=SCENARIOS, deadline=None)
 def test_text_without_markers_is_content(name: str, text: str) -> None:
     content, calls = summary(parse(tool_parsers(name), text))
     assert not calls
@@ -159,8 +158,8 @@ def test_text_without_markers_is_content(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
+@examples(40)
 @given(data=st.data())
-@settings(max_examples=SCENARIOS, deadline=None)
 def test_junk_never_raises_and_does_not_depend_on_pieces(name: str, data: st.DataObject) -> None:
     markers = sorted(harmony.MARKERS if name == HARMONY else TOOL_FAMILIES[name].markers)
     junk = st.sampled_from(

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
 from quire_tokenizer.grammar.grammar_source import MAX_CHOICES, MAX_DEPTH, GrammarRefused
+from tests.tiers import examples
 from tests.unit.tokenizer.grammar.matching import accepts, compiled, output_format, source
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -78,8 +79,8 @@ def test_the_grammar_allows_what_the_source_says(kind: str, text: Any, good: lis
     assert [each for each in bad if accepts(grammar, each)] == []
 
 
+@examples(60)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
 def test_every_choice_is_possible_and_nothing_else(choices: list[str]) -> None:
     grammar, _ = compiled(source("choice", choices))
     assert all(accepts(grammar, each) for each in choices)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, QuireError
@@ -19,6 +19,7 @@ from quire_tokenizer.detokenize.detokenizer import (
 )
 from quire_tokenizer.detokenize.long_answer import MOST_CHARS, in_parts
 from quire_tokenizer.vocabulary import Vocabulary
+from tests.tiers import examples
 
 Row = tuple[int, list[int], int]
 STOP, LENGTH = 1, 2
@@ -230,8 +231,8 @@ ROWS = st.tuples(
 )
 
 
+@examples(400)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5), turn=st.integers(1, 6))
-@settings(max_examples=400, deadline=None)
 def test_a_long_step_in_turns_is_the_step(vocabulary: Vocabulary, rows: list[Row], turn: int) -> None:
     answers = []
     for in_turns in (False, True):

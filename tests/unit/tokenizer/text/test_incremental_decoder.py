@@ -3,13 +3,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
 from quire_tokenizer.model_folder import ModelFolder
 from quire_tokenizer.vocabulary import Vocabulary
+from tests.tiers import examples
 from tests.unit.tokenizer import folders
 
 IDS = st.lists(st.integers(0, 470), max_size=30)
@@ -28,8 +29,8 @@ def make(vocabulary: Vocabulary, skip: bool) -> TextDecoder:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
+@examples(300)
 @given(ids=IDS, skip=st.booleans())
-@settings(max_examples=300, deadline=None)
 def test_any_ids_give_the_whole_text(
     vocabularies: dict[str, Vocabulary], kind: str, ids: list[int], skip: bool
 ) -> None:
@@ -38,9 +39,9 @@ def test_any_ids_give_the_whole_text(
     assert "".join(parts) + last == vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@examples(300)
 @given(ids=IDS, skip=st.booleans())
 @example(ids=[37, 133], skip=False)  # a space and a bad byte
-@settings(max_examples=300, deadline=None)
 def test_byte_fallback_keeps_good_characters_beside_bad_bytes(
     vocabularies: dict[str, Vocabulary], ids: list[int], skip: bool
 ) -> None:
@@ -73,8 +74,8 @@ def spoiled(text: str, whole: str) -> str:
 
 
 @pytest.mark.parametrize("kind", folders.KINDS)
+@examples(200)
 @given(pieces=TEXTS)
-@settings(max_examples=200, deadline=None)
 def test_no_half_characters(vocabularies: dict[str, Vocabulary], kind: str, pieces: list[str]) -> None:
     vocabulary = vocabularies[kind]
     ids = vocabulary.tokenizer.encode("".join(pieces), add_special_tokens=False).ids
@@ -120,8 +121,8 @@ def test_tables_are_used_where_they_can_be(vocabularies: dict[str, Vocabulary]) 
     ],
     ids=str,
 )
+@examples(30)
 @given(pieces=TEXTS)
-@settings(max_examples=30, deadline=None)
 def test_other_decoders(decoder: decoders.Decoder | None, pieces: list[str]) -> None:
     tokenizer = Tokenizer.from_str(folders.tokenizer_json("metaspace"))
     if decoder is not None:

@@ -5,10 +5,11 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_tokenizer.detokenize.stop_matcher import StopMatcher, StopStrings, stop_strings
+from tests.tiers import examples
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -34,8 +35,8 @@ def largest_list() -> tuple[str, ...]:
     return tuple("".join(drawn.choices(LETTERS, k=512)) for _ in range(64))
 
 
+@examples(1000)
 @given(stops=STOPS, parts=st.lists(st.text("abc", max_size=4), max_size=6), unarmed=st.integers(0, 3))
-@settings(max_examples=1000, deadline=None)
 def test_against_trying_everything(stops: list[str], parts: list[str], unarmed: int) -> None:
     matcher, text = StopMatcher(StopStrings(stops)), ""
     end, index, length = first_match("".join(parts), stops, len("".join(parts[:unarmed])))

@@ -17,6 +17,7 @@ from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.text_cutter import PIECE_CHARS, pieces
 from quire_tokenizer.vocabulary import Vocabulary
 from quire_tokenizer.work_pool import WorkPool
+from tests.tiers import deep_after
 
 DEMO = Path(__file__).resolve().parents[4] / "models" / "demo"
 PARTS = (
@@ -69,11 +70,15 @@ def test_the_tokens_of_pieces_are_those_of_the_whole(
         assert [i for start, end in cuts for i in ids(text[start:end])] == ids(text)
 
 
-async def test_a_long_text_and_a_long_conversation_are_encoded_as_they_were(demo: Vocabulary, pool: WorkPool) -> None:
+@pytest.mark.parametrize("piece_chars", deep_after(1, [PIECE_CHARS // 4, PIECE_CHARS]))
+async def test_a_long_text_and_a_long_conversation_are_encoded_as_they_were(
+    demo: Vocabulary, pool: WorkPool, monkeypatch: pytest.MonkeyPatch, piece_chars: int
+) -> None:
+    monkeypatch.setattr(text_cutter, "PIECE_CHARS", piece_chars)
     rng = random.Random(7)
     encoder = Encoder(demo, pool, max_texts=8, max_text_bytes=16 << 20)
-    text = mixed(rng, 90_000)
-    assert len(text) > 3 * PIECE_CHARS
+    text = mixed(rng, piece_chars * 90 // 64)
+    assert len(text) > 3 * piece_chars
     for add in (False, True):
         for allow in (False, True):
             tokenizer = demo.tokenizer if allow else None

@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
 from quire_tokenizer.detokenize.stop_matcher import stop_strings
 from quire_tokenizer.detokenize.text_stream import FINISH_NONE, FINISH_STOP, StopRules, TextStream
 from quire_tokenizer.vocabulary import Vocabulary
+from tests.tiers import examples
 from tests.unit.tokenizer import folders
 
 LENGTH = 2
@@ -100,8 +101,8 @@ def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise(edges)]
 
 
+@examples(600)
 @given(pieces=PIECES, options=OPTIONS, cuts=st.lists(st.integers(0, 60), max_size=60))
-@settings(max_examples=600, deadline=None)
 def test_every_split_gives_what_the_whole_text_gives(
     vocabulary: Vocabulary, pieces: list[str], options: Options, cuts: list[int]
 ) -> None:
@@ -116,8 +117,8 @@ def test_every_split_gives_what_the_whole_text_gives(
 
 
 @pytest.mark.parametrize("kind", ["byte_fallback", "metaspace", "word_piece"])
+@examples(100)
 @given(pieces=PIECES, options=OPTIONS)
-@settings(max_examples=100, deadline=None)
 def test_other_tokenizers_token_by_token(
     vocabularies: dict[str, Vocabulary], kind: str, pieces: list[str], options: Options
 ) -> None:
@@ -128,8 +129,8 @@ def test_other_tokenizers_token_by_token(
     assert outcome == expected
 
 
+@examples(400)
 @given(pieces=PIECES, options=OPTIONS, at=st.integers(0, 60), lost=st.integers(0, 10))
-@settings(max_examples=400, deadline=None)
 def test_a_resumed_text_is_the_text(
     vocabulary: Vocabulary, pieces: list[str], options: Options, at: int, lost: int
 ) -> None:
@@ -152,8 +153,8 @@ def test_a_resumed_text_is_the_text(
     assert outcome.offsets == expected.offsets[at:]
 
 
+@examples(200)
 @given(pieces=PIECES, options=OPTIONS)
-@settings(max_examples=200, deadline=None)
 def test_nothing_is_held_back_without_need(vocabulary: Vocabulary, pieces: list[str], options: Options) -> None:
     ids = vocabulary.tokenizer.encode("".join(pieces), add_special_tokens=False).ids
     stream, sent, decoded = options.make(vocabulary), "", ""

@@ -9,7 +9,7 @@ import dataclasses
 import random
 
 import numpy as np
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from bench.harness.plain_pages import ids
@@ -20,6 +20,7 @@ from tests.fakes.kv_transfer.fake_transfer_agent import FakeTransferAgent
 from tests.fakes.worker.counting_runner import continuation
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
 from tests.fakes.worker.held_device import HeldDevice
+from tests.tiers import examples
 
 budgets = st.builds(
     Budget, st.integers(1, 40), st.integers(0, 20), st.integers(1, 20), st.integers(1, 3), st.integers(0, 3)
@@ -200,13 +201,13 @@ class Scenario:
         return start, move
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32))
 def test_tokens_never_depend_on_what_is_granted_when_steps_end_at_once(seed: int) -> None:
     assert Scenario(seed, depth=1).run().late == 0
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.integers(0, 2**32))
 def test_tokens_never_depend_on_what_is_granted_while_steps_run(seed: int) -> None:
     scheduler = Scenario(seed, depth=2).run()
@@ -224,7 +225,7 @@ chances = st.booleans()
 columns = st.lists(st.integers(-2, 12), max_size=5)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.data())
 def test_senseless_grants_never_break_the_engine(data: st.DataObject) -> None:
     spec = small_spec(max_num_seqs=3, num_pages=12, max_model_len=24)

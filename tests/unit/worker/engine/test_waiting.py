@@ -25,6 +25,7 @@ from quire_worker.engine.slots import SlotState
 from tests.fakes.kv_transfer.agent_rig import QUICK, AgentRig
 from tests.fakes.kv_transfer.fake_transfer_agent import FakeTransferAgent
 from tests.fakes.worker.engine_bench import a_start, small_spec
+from tests.tiers import deep_after
 
 # Mean thread CPU time of a call, of the best of several rounds.
 LIMIT_S = 100e-6
@@ -188,7 +189,7 @@ class Careless:
         self.residents.check_integrity()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", deep_after(40, range(150)))
 def test_waiting_slots_go_on_as_if_each_were_judged_at_every_step(seed: int) -> None:
     careless = Careless(seed)
     for _ in range(120):
