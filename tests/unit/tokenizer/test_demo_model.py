@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,14 +14,6 @@ from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer.chat.test_chat_renderer import Here
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo"
-CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "You are a helpful assistant."},
-    {"role": "user", "content": "Shall I compare thee | to a <summer's> day? 😀"},
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "rain", "tool_call_id": "1"},
-]
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +25,6 @@ def test_what_it_says_of_itself(demo: Vocabulary) -> None:
     assert (demo.model, demo.size, demo.bos_id) == ("demo", 4096, 0)
     assert {demo.specials[i] for i in demo.eos_ids} == {"<|end_of_text|>", "<|im_end|>"}
     assert demo.templates
-
-
-async def test_the_prompt_that_transformers_makes(demo: Vocabulary) -> None:
-    transformers = pytest.importorskip("transformers")
-    reference = transformers.AutoTokenizer.from_pretrained(DEMO)
-    renderer = ChatRenderer(demo, Here(), WorkPool(1, 8), max_bytes=1 << 20, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
-    rendering = await renderer.render(ChatRequest(json.dumps(MESSAGES), json.dumps(TOOLS), add_generation_prompt=True))
-    theirs = [dict(message) for message in MESSAGES]
-    theirs[2]["tool_calls"] = [CALL | {"function": {"name": "weather", "arguments": {"city": "Zürich"}}}]
-    expected = reference.apply_chat_template(theirs, tools=TOOLS, add_generation_prompt=True, return_dict=False)
-    assert demo.guarded.encode_marked(rendering.text, rendering.specials).tolist() == expected
 
 
 async def test_its_turns_cannot_be_forged(demo: Vocabulary) -> None:

@@ -1,4 +1,4 @@
-"""Against transformers, where it is installed: it is what template authors write for."""
+"""Chat templates: what they may read and do, and which of them are refused."""
 
 from __future__ import annotations
 
@@ -11,73 +11,6 @@ from jinja2.exceptions import SecurityError
 from quire_tokenizer.chat.chat_template import ChatTemplate, OutputTooLarge, TemplateRefused
 
 PLENTY = 1 << 20
-MESSAGES = [
-    {"role": "system", "content": "Be brief. "},
-    {"role": "user", "content": " What is 2 < 3 & 'x'? 你好 "},
-    {
-        "role": "assistant",
-        "content": "<think>hm</think>\nyes",
-        "tool_calls": [{"function": {"name": "f", "arguments": {"é": [1, None, "</s>"]}}}],
-    },
-    {"role": "tool", "content": "42", "name": "f"},
-]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"é": {}}}}}]
-VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-TEMPLATES = {
-    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "instructions": """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system = messages[0]['content'] %}
-    {%- set rest = messages[1:] %}
-{%- else %}
-    {%- set rest = messages %}
-{%- endif %}
-{%- for message in rest %}
-    {%- if message.role == 'user' %}
-        {{- '[INST] ' }}{% if loop.first and system %}{{ '<<SYS>>' ~ system | trim ~ '<</SYS>> ' }}{% endif %}
-        {{- message.content | trim + ' [/INST]' }}
-    {%- elif message.role == 'assistant' %}
-        {{- ' ' + message.content.split('</think>')[-1].lstrip('\n') + eos_token }}
-    {%- endif %}
-{%- endfor %}
-""",
-    "tools": """{%- set ns = namespace(calls=0) -%}
-{% for tool in tools %}{{ tool | tojson(indent=2) }}
-{% endfor %}
-{% for m in messages if m.tool_calls is defined %}
-{% for c in m.tool_calls %}{% set ns.calls = ns.calls + 1 %}
-<tool_call>{{ c.function.arguments | tojson }}</tool_call>
-{{ c.function.arguments | tojson(ensure_ascii=True, sort_keys=True) }}
-{% endfor %}{% endfor %}calls: {{ ns.calls }}
-""",
-    "controls": """{% for m in messages %}
-  {% if m.role == 'tool' %}{% break %}{% endif %}
-  {% if m.role == 'system' %}{% continue %}{% endif %}
-    {% generation %}{{ m.content }}{% endgeneration %}
-
-{% endfor %}""",
-    "macros": "{% macro show(m, mark='-') %}{{ mark }}{{ m.content|upper }}{% endmacro %}"
-    "{% for m in messages %}{{ show(m, mark=loop.index) }}{% endfor %}",
-    "date": "{{ strftime_now('%Y') }}{{ messages | length }}",
-    "undefined": "{{ messages[0].nothing }}{% if documents %}documents{% endif %}{{ messages[0].content[:3] }}",
-}
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_renders_as_transformers_does(name: str) -> None:
-    reference = pytest.importorskip("transformers.utils.chat_template_utils")
-    expected = reference.render_jinja_template(
-        [MESSAGES],
-        tools=TOOLS,
-        chat_template=TEMPLATES[name],
-        add_generation_prompt=True,
-        bos_token="<s>",
-        eos_token="</s>",
-    )[0][0]
-    variables = {"messages": MESSAGES, "tools": TOOLS, "documents": None, **VARIABLES}
-    assert ChatTemplate(TEMPLATES[name]).render(variables, PLENTY) == expected
-    assert expected
 
 
 def one(content: Any) -> dict[str, Any]:

@@ -117,10 +117,6 @@ def test_sequence_whose_first_mask_took_long_starts_on_the_slow_thread(
     assert worked == [(MatcherThread.COMPILE, 1), (thread, 1)]
 
 
-# More tokens than derivations that the parser may follow, but for one letter.
-AMBIGUOUS = "start: s\ns: /[A-D]/ | s s | s s s"
-
-
 class SequenceAtMatcher:
     """A matcher that does all work on the test's thread, and one sequence in it whose answer repeats one letter."""
 
@@ -231,16 +227,6 @@ def test_time_that_others_take_from_the_processor_does_not_count(monkeypatch: py
     for _ in range(20):
         sequence.draw()
     assert sequence.failure is None and sequence.matcher._sequences[0].thread is MatcherThread.QUICK
-
-
-def test_ambiguous_grammar_fails_before_it_takes_seconds() -> None:
-    """Real grammars, and the time of this machine: llguidance's limits alone let it take a second for a token."""
-    sequence = SequenceAtMatcher(letter_backend(VOCAB, (1, 2)), AMBIGUOUS)
-    began = time.thread_time()
-    while sequence.failure is None:
-        sequence.draw()
-        assert time.thread_time() - began < 60
-    assert sequence.failure.kind in (MatcherFrameKind.TOO_SLOW, MatcherFrameKind.FAILED)
 
 
 def test_slow_thread_does_first_what_is_expected_to_take_least() -> None:
