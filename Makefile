@@ -6,10 +6,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Processes that share the tests, a file each: most of what a test does is to wait for processes of its own. 0: none but
-# pytest's own, for a debugger and for `-s`.
-JOBS ?= 3
-SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Processes that share the tests, a file each. Most of what a test does is to wait for processes of its own, so there are
+# more of them than cores; unit tests start none. JOBS=0: none but pytest's own, for a debugger and for `-s`.
+JOBS ?=
+USUAL_JOBS = 3
+SHARED = -n $(or $(JOBS),$(USUAL_JOBS)) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 # A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -101,6 +102,10 @@ status: install ## What runs, and where
 	@$(BIN)/python -m quire status $(ARGS) || true
 
 .PHONY: test-unit
+test-unit: USUAL_JOBS = 2
+# Python keeps what it compiles also where its environment forbids that, as in containers: else each of the processes
+# compiles all modules again, which takes half of the time before the first test.
+test-unit: export PYTHONDONTWRITEBYTECODE =
 test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; under a minute
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 

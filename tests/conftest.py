@@ -22,7 +22,10 @@ _TESTS = Path(__file__).parent
 pytest.register_assert_rewrite(*(f"tests.{entry.stem}" for entry in _TESTS.iterdir()))
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
-_LONG = ("exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels", "model", "worker")
+_LONG = (
+    "exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels", "model", "worker", "scheduler",
+    "tokenizer", "test_house_rules.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,9 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    """The place of the outermost folder that has one."""
-    folders = item.path.relative_to(_TESTS).parts
-    return next((_LONG.index(folder) for folder in folders if folder in _LONG), len(_LONG))
+    """The place of the outermost folder that has one, or else of the file."""
+    names = item.path.relative_to(_TESTS).parts
+    return next((_LONG.index(name) for name in names if name in _LONG), len(_LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)
