@@ -106,11 +106,11 @@ test-unit: USUAL_JOBS = 2
 # Python keeps what it compiles also where its environment forbids that, as in containers: else each of the processes
 # compiles all modules again, which takes half of the time before the first test.
 test-unit: export PYTHONDONTWRITEBYTECODE =
-test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; under a minute
+test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; 1 to 2 minutes
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 
 .PHONY: test
-test: install-dev redis ## What CI runs: unit, contract and pipeline tests; under ten minutes
+test: install-dev redis ## What CI runs: unit, contract and pipeline tests; 10 to 20 minutes
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 .PHONY: test-deep
