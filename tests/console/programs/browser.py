@@ -219,21 +219,23 @@ def check_killed_worker(console: Console) -> None:
     expect(page.locator("#fleet .replica .badge", has_text="ready")).to_have_count(2)
 
 
-def check_cancel(console: Console, load: Load) -> None:
+def check_cancel(console: Console) -> None:
+    """The request lasts 50 s, so that it still runs when its row is opened and its button is pressed."""
     page = console.page
     console.go("requests")
-    row = page.locator("#running .row").first
-    row.locator(".row-head").click()
-    expect(row.locator(".waterfall li").first).to_be_visible()
-    console.take("requests")
-    name = str(row.locator(".id").text_content())
-    page.locator("#running .row", has_text=name).get_by_role("button", name="Cancel…").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(name)
-    dialog.get_by_role("button", name="Cancel the request").click()
-    expect(dialog).to_be_hidden()
-    expect(page.locator("#running .row", has_text=name)).to_have_count(0)
-    until(lambda: any("CANCELLED_BY_OPERATOR" in error for error in load.errors), "the client's error")
+    with Load(URL, KEYS, {"alice": 1}, max_tokens=2000, prefix="long-request-") as load:
+        name = "long-request-0"
+        row = page.locator("#running .row", has_text=name)
+        row.locator(".row-head").click()
+        expect(row.locator(".waterfall li").first).to_be_visible()
+        console.take("requests")
+        row.get_by_role("button", name="Cancel…").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(name)
+        dialog.get_by_role("button", name="Cancel the request").click()
+        expect(dialog).to_be_hidden()
+        expect(row).to_have_count(0)
+        until(lambda: any("CANCELLED_BY_OPERATOR" in error for error in load.errors), "the client's error")
     ok("an operator cancels a request")
 
 
@@ -321,7 +323,7 @@ def main() -> None:
         )
         check_keys(browser)
         streams = {"alice": 2, "nightly-batch": 3, "search-team": 1}
-        with Load(URL, KEYS, streams, max_tokens=300) as load:
+        with Load(URL, KEYS, streams, max_tokens=300):
             console = Console(browser, viewport=DESKTOP, scheme="light")
             console.sign_in(KEYS["operator"])
             for section in SECTIONS:
@@ -331,7 +333,7 @@ def main() -> None:
             check_chat(console)
             check_text_stays_text(console)
             check_killed_worker(console)
-            check_cancel(console, load)
+            check_cancel(console)
             check_drain(console)
             check_keyboard(console)
             others = check_sizes(browser, console)
