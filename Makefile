@@ -6,8 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Processes that share the tests, a file each. Most of what a test does is to wait for processes of its own, so there are
-# more of them than cores; unit tests start none. JOBS=0: none but pytest's own, for a debugger and for `-s`.
+# Processes that share the tests, a file each. The defaults suit two cores: 3, because most tests wait for processes of
+# their own, and 2 for unit tests, which do not. JOBS=8: eight. JOBS=0: only pytest's own, for a debugger and for `-s`.
 JOBS ?=
 USUAL_JOBS = 3
 SHARED = -n $(or $(JOBS),$(USUAL_JOBS)) --dist loadfile --no-loadscope-reorder
@@ -103,8 +103,8 @@ status: install ## What runs, and where
 
 .PHONY: test-unit
 test-unit: USUAL_JOBS = 2
-# Python keeps what it compiles also where its environment forbids that, as in containers: else each of the processes
-# compiles all modules again, which takes half of the time before the first test.
+# Containers often set this variable. Then Python does not keep compiled modules, and each test process compiles all of
+# them again. That takes half of the time before the first test.
 test-unit: export PYTHONDONTWRITEBYTECODE =
 test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; 1 to 2 minutes
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
@@ -114,7 +114,7 @@ test: install-dev redis ## What CI runs: unit, contract and pipeline tests; 10 t
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 .PHONY: test-deep
-test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all; minutes
+test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all, and all examples of property tests; minutes
 	QUIRE_TEST_DEEP=1 $(BIN)/python -m pytest $(SHARED) -m 'deep or examples' $(ARGS)
 
 .PHONY: perf

@@ -11,9 +11,9 @@ from hypothesis import settings
 
 Property = TypeVar("Property", bound=Callable[..., None])
 
-# `make test-deep` sets it, and runs the tests that are marked `examples` besides those that are marked `deep`.
+# `make test-deep` sets this variable, and runs all tests with the mark `deep` or `examples`.
 DEEP = os.environ.get("QUIRE_TEST_DEEP") == "1"
-# `QUIRE_SCENARIOS=20000` for a long search.
+# The number of examples of each such test, for a long search: `QUIRE_SCENARIOS=20000`. 0: not set.
 SCENARIOS = int(os.environ.get("QUIRE_SCENARIOS", "0"))
 
 
@@ -28,12 +28,12 @@ def examples(count: int) -> Callable[[Property], Property]:
 
     def mark(test: Property) -> Property:
         pytest.mark.examples(test)
-        return settings(max_examples=examples_here(count))(test)
+        return settings(max_examples=_examples_here(count))(test)
 
     return mark
 
 
-def examples_here(count: int) -> int:
+def _examples_here(count: int) -> int:
     """A quarter of `count`, or `count` where the deep tests run. `QUIRE_SCENARIOS` overrides both."""
     return SCENARIOS or (count if DEEP else -(-count // 4))
 

@@ -96,7 +96,7 @@ DEMO_MESSAGES: list[dict[str, Any]] = [
 DEMO_TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
-async def test_the_prompt_that_transformers_makes() -> None:
+async def test_prompt_of_the_demo_model_equals_that_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     demo = Vocabulary(read_model_folder(str(DEMO)))
     reference = transformers.AutoTokenizer.from_pretrained(DEMO)

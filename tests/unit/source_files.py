@@ -1,4 +1,5 @@
-"""The Python files of this repository, for tests that read all of them. A process reads and parses each file once."""
+"""The Python files of this repository, for tests that read all of them. A process reads each file once, and looks for
+its imports once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def field_default(field: dataclasses.Field[typing.Any]) -> float:
 
 @pytest.fixture
 def kept_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service's parser is made once for all flags of a test: that takes longer than to parse one."""
+    """A test makes the parser of a service once, because to make it takes longer than to parse a flag."""
     make, made = config._parser, dict[str, argparse.ArgumentParser]()
 
     def keep(cls: type, service: str, *rest: typing.Any) -> argparse.ArgumentParser:

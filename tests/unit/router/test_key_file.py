@@ -13,8 +13,6 @@ from quire_common.errors import ConfigError, PermissionDenied, Unauthenticated
 from quire_router.api_keys import load_api_keys
 from quire_router.principal import ADMIN, INFERENCE, METRICS, KeyLimits
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ from llguidance import LLMatcher
 from quire_tokenizer.grammar.canonical_text import ModelOutputFormat
 from quire_tokenizer.grammar.grammar_source import TOOLS, GrammarRefused
 from quire_tokenizer.output_parsing.answer_parsers import AnswerParsers, ParseOptions
+from tests.tiers import SCENARIOS
 from tests.unit.tokenizer.answer_texts import WRITERS, Call, Render
 from tests.unit.tokenizer.chat.test_output_parsing import parse, summary
 from tests.unit.tokenizer.grammar.matching import accepts, added, compiled, source, tokenizer
 
-WALKS = int(os.environ.get("QUIRE_SCENARIOS", "5"))
+WALKS = SCENARIOS or 5
 WEATHER = {
     "type": "object",
     "properties": {

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire_common.errors import InvalidArgument, TooLarge
+from quire_tokenizer import encoder as encoder_module
 from quire_tokenizer import text_cutter
 from quire_tokenizer.encoder import Encoder
 from quire_tokenizer.model_folder import read_model_folder
@@ -74,7 +75,16 @@ def test_the_tokens_of_pieces_are_those_of_the_whole(
 async def test_a_long_text_and_a_long_conversation_are_encoded_as_they_were(
     demo: Vocabulary, pool: WorkPool, monkeypatch: pytest.MonkeyPatch, piece_chars: int
 ) -> None:
-    monkeypatch.setattr(text_cutter, "PIECE_CHARS", piece_chars)
+    cuts = list[int]()
+
+    def counted(whole: str) -> list[tuple[int, int]]:
+        found = list(pieces(whole))
+        cuts.append(len(found))
+        return found
+
+    for module in (text_cutter, encoder_module):  # the encoder has a copy of the number
+        monkeypatch.setattr(module, "PIECE_CHARS", piece_chars)
+    monkeypatch.setattr(encoder_module, "pieces", counted)
     rng = random.Random(7)
     encoder = Encoder(demo, pool, max_texts=8, max_text_bytes=16 << 20)
     text = mixed(rng, piece_chars * 90 // 64)
@@ -99,6 +109,7 @@ async def test_a_long_text_and_a_long_conversation_are_encoded_as_they_were(
     assert len(await encoder.encode_marked(text, spans[::2], max_tokens=count)) == count
     with pytest.raises(InvalidArgument, match="PROMPT_TOO_LONG"):
         await encoder.encode_marked(text, spans[::2], max_tokens=count - 1)
+    assert len(cuts) >= 6 and min(cuts) > 2, "each long text was cut"
 
 
 async def test_no_text_is_encoded_in_more_than_a_piece_and_others_go_between(
