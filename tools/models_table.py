@@ -34,8 +34,8 @@ Quire reads Hugging Face folders with safetensors for each architecture in this 
 model's folder. The column *GGUF* has the architecture's name in [GGUF files](#gguf-files), if Quire reads GGUF files
 of this architecture.
 
-A test runs tiny random models of each architecture, on the CPU in float32. The column *configurations* says how many.
-The test requires:
+A test runs tiny models of each architecture, with random weights, on the CPU in float32. The column *configurations*
+has the number of these models. The test requires:
 - The greedy tokens are those of the Python package transformers, and the logits differ by at most 0.0001.
 - A prompt in chunks, and a prompt with a cached prefix, have the same logits as the whole prompt, bit for bit.
 """
@@ -58,7 +58,7 @@ _GGUF = """## GGUF files
 
 Quire refuses a GGUF file in these cases. The error names the cause:
 - The file's architecture is not in the table of [architectures](#architectures).
-- The file has a metadata key of its architecture that Quire does not read.
+- The file has a metadata key for its architecture, and Quire does not support this key or its value.
 - Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). In this case, set `--tokenizer` to a folder
   that contains the model's tokenizer.
 
@@ -73,9 +73,9 @@ llama.cpp's converter changes some models:
 - GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
   of a head instead. For the 27B models it uses the hidden size divided by the number of heads.
 
-GGUF files have other names for tensors than Hugging Face folders, and some matrices have their rows in another order.
-A test converts models in the same way as llama.cpp's converter. It compares Quire's logits and greedy tokens from the
-GGUF file with those of transformers. The column *GGUF test* of the table of architectures says what is compared:
+Tensors have other names in GGUF files than in Hugging Face folders. The rows of some matrices are in another order.
+A test converts models in the same way as llama.cpp's converter. The test compares Quire's logits and greedy tokens from
+the GGUF file with those of transformers. The column *GGUF test* of the table of architectures says what is compared:
 
 | GGUF test | comparison |
 |---|---|
@@ -84,9 +84,9 @@ GGUF file with those of transformers. The column *GGUF test* of the table of arc
 | real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
 
 Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have them. It
-runs each of these models with the code of a similar family. The table of architectures lists the model in the row of
-that family. The tests use tiny models of the similar family: for InternLM 2, a Llama model. No other program has
-confirmed the results.
+runs each of these models with the code of a similar family. The table of architectures lists each model in the row of
+that family. The tests use tiny models of the similar family, for example a Llama model for InternLM 2. No other program
+has confirmed Quire's results for these models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
@@ -115,7 +115,7 @@ These limits hold in the Transformers backend:
 - Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files do not work.
 - The last bits of logits may depend on the batch. Greedy tokens may then depend on it too. So the worker refuses
   `--batch-invariant`.
-- The backend and Quire's own code never share KV pages.
+- A worker with this backend and a worker with Quire's own code never share KV pages.
 
 Steps take longer than in Quire's own code, above all steps with few sequences:
 
@@ -149,13 +149,13 @@ The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 - results of a sequence that depend on other sequences of the batch
 - positions that do not start at 0, as those of RoBERTa
 
-A test runs tiny random models in the Transformers backend, on the CPU in float32. It compares the results with those of
-the Python package transformers. Greedy tokens must be equal, and logits may differ by 0.0001. Other architectures than
-those in the test may work too. The test covers:"""
+A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. It compares the results
+with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most 0.0001.
+Architectures outside this test may work too. The test covers:"""
 _OUTRO = """## GPUs
 
 A GPU worker runs the same architectures as a CPU worker, with one exception. The size of an attention head must be a
-multiple of 16, and at most 256. The worker refuses other models with an error that names the size.
+multiple of 16, and at most 256. For any other size, the worker refuses the model with an error that names the size.
 
 Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
 only these models:
@@ -165,8 +165,8 @@ only these models:
 
 ## What is refused
 
-The worker checks `config.json` before it reads the weights. It refuses a model that asks for a computation that the
-worker does not support. Each error names the field of `config.json`.
+The worker checks `config.json` before it reads the weights. It refuses a model if a field asks for a computation that
+the worker does not support. Each error names the field.
 
 | error | cause |
 |---|---|

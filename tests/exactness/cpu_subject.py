@@ -69,7 +69,8 @@ class CpuSubject:
         assert num_pages <= self._model.num_pages
         pool = self._model.runner.pool
         # [page, kv_head, layer, 2, token, dim], seen by page and token.
-        return Parts(self._model.runner, pool, Memory(np.moveaxis(pool.tensor.numpy(), 4, 1)))
+        memory = Memory(np.moveaxis(pool.tensor.numpy(), 4, 1))
+        return Parts(self._model.runner, self._model.runner, pool, memory)
 
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         """The runner alone, one token at a time on pages of its own: no engine, no scheduler."""

@@ -77,6 +77,9 @@ class Parts(NamedTuple):
     """One life of a worker's device."""
 
     runner: Runner
+    draft_runner: Runner
+    """The same model, for drafts. It raises for no row: a sequence that has lost its pages has drafts until the engine
+    hears of the loss."""
     pages: PageBytes
     memory: Memory
 
@@ -166,7 +169,8 @@ class PacedSubject:
     def parts(self, num_pages: int, seed: int) -> Parts:
         pages = PageArray(num_pages, self.scale.page_size)
         pages.states[:] = np.random.default_rng(seed).integers(0, 2**63, len(pages.states), dtype=np.uint64)
-        return Parts(StrictRunner(pages, self.scale), pages, Memory(pages.states.reshape(num_pages, -1)))
+        memory = Memory(pages.states.reshape(num_pages, -1))
+        return Parts(StrictRunner(pages, self.scale), PacedRunner(pages, self.scale.vocab_size), pages, memory)
 
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         answer = paced_tokens(

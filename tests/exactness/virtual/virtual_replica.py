@@ -71,7 +71,7 @@ class VirtualReplica:
         self._rng = np.random.default_rng((scenario.seed, 5))
         parts = subject.parts(num_pages(subject, scenario), scenario.seed)
         runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
-        yields = RandomYields(parts.runner, subject.scale.vocab_size, scenario.seed, scenario.odds)
+        yields = RandomYields(parts.draft_runner, subject.scale.vocab_size, scenario.seed, scenario.odds)
         self._device = VirtualDevice(
             self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle, yields
         )
