@@ -7,9 +7,8 @@ It is loaded once, never changes, and is shared by threads. It knows nothing of 
 from __future__ import annotations
 
 import hashlib
-import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -19,6 +18,7 @@ from quire_tokenizer.detokenize.incremental_decoder import TableDecoder, TextDec
 from quire_tokenizer.detokenize.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
 from quire_tokenizer.output_parsing.answer_parsers import choose_parsers
+from quire_tokenizer.pipeline_steps import pipeline_steps
 from quire_tokenizer.text_cutter import may_cut
 from quire_tokenizer.text_growth import LARGEST_GROWTH, largest_growth
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from tokenizers import AddedToken
-    from tokenizers.decoders import Decoder
-    from tokenizers.normalizers import Normalizer
-    from tokenizers.pre_tokenizers import PreTokenizer
 
     from quire_tokenizer.model_folder import ModelFolder
     from quire_tokenizer.output_parsing.answer_parsers import ParseOptions
@@ -91,7 +88,7 @@ class Vocabulary:
         self._table = build_pieces(self.tokenizer, self._tokens)
         self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
         self.may_cut = may_cut(
-            _pipeline_steps(self.tokenizer.pre_tokenizer), _pipeline_steps(self.tokenizer.normalizer), added.values()
+            pipeline_steps(self.tokenizer.pre_tokenizer), pipeline_steps(self.tokenizer.normalizer), added.values()
         )
         """Whether the pieces of text_cutter have the tokens of the whole text."""
         self.digest = _digest(folder)
@@ -159,14 +156,14 @@ def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added:
     """Return how many UTF-8 bytes of a text one token can stand for, or 0 if there may be no bound. There is a bound
     for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it."""
     texts = {*tokens.values()}
-    cutters = _pipeline_steps(tokenizer.pre_tokenizer)
+    cutters = pipeline_steps(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
         return 0
     if any(token.lstrip or token.rstrip for token in added):
         return 0
     if any(c["type"] not in ("ByteLevel", "Split", "Digits") or c.get("behavior") == "Removed" for c in cutters):
         return 0
-    normalizers = [n["type"] for n in _pipeline_steps(tokenizer.normalizer)]
+    normalizers = [n["type"] for n in pipeline_steps(tokenizer.normalizer)]
     if not set(normalizers) <= {"NFC"}:
         return 0
     longest = max(len(byte_level_bytes(text)) for text in texts)
@@ -177,8 +174,8 @@ def _check_growth(folder: ModelFolder, tokenizer: Tokenizer) -> None:
     """Raise ConfigError if this tokenizer's steps can make a text more than LARGEST_GROWTH times longer when it encodes
     or decodes."""
     growth = max(
-        largest_growth(_pipeline_steps(tokenizer.normalizer) + _pipeline_steps(tokenizer.pre_tokenizer)),
-        largest_growth(_pipeline_steps(tokenizer.decoder)),
+        largest_growth(pipeline_steps(tokenizer.normalizer) + pipeline_steps(tokenizer.pre_tokenizer)),
+        largest_growth(pipeline_steps(tokenizer.decoder)),
     )
     if growth > LARGEST_GROWTH:
         raise ConfigError(
@@ -187,16 +184,6 @@ def _check_growth(folder: ModelFolder, tokenizer: Tokenizer) -> None:
             "times are accepted.",
             "Take out steps of `normalizer`, `pre_tokenizer` or `decoder` that lengthen a text.",
         )
-
-
-def _pipeline_steps(part: PreTokenizer | Normalizer | Decoder | None) -> list[dict[str, Any]]:
-    """Return a part of the tokenizer as a list of steps, each with its `type`."""
-
-    def steps(shape: dict[str, Any]) -> list[dict[str, Any]]:
-        inner = shape.get("pretokenizers") or shape.get("normalizers") or shape.get("decoders")
-        return [s for i in inner for s in steps(i)] if inner else [shape]
-
-    return steps(json.loads(part.__getstate__())) if part is not None else []
 
 
 def _digest(folder: ModelFolder) -> bytes:

@@ -7,8 +7,9 @@ The policy (--kvstore-offload) decides when pages are stored:
   selective      when a second request uses them
   off            never
 
-Stores never delay steps: the number of pages on their way is bounded, and pages beyond the bound are dropped and
-counted. This module knows nothing of lookups.
+Stores never delay steps: the number of pages on their way is bounded. Pages beyond the bound are offered again while
+their request runs; pages that are still not stored when it leaves are counted as dropped. This module knows nothing of
+lookups.
 """
 
 from __future__ import annotations

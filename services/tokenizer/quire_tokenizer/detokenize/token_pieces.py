@@ -8,10 +8,11 @@ returns None, and the library decodes texts. This module knows nothing of stream
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from quire_tokenizer.pipeline_steps import pipeline_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +40,9 @@ def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces
     """Make the table of this tokenizer, if its decoder is ByteLevel, Metaspace or SentencePiece's byte fallback.
     Returns None for a tokenizer without a decoder, and for any other decoder, which may look at more than one token at
     a time. `tokens` has the tokenizer's tokens by id."""
-    if tokenizer.decoder is None:
+    steps = pipeline_steps(tokenizer.decoder)
+    if not steps:
         return None
-    shape = json.loads(tokenizer.decoder.__getstate__())
-    steps = _steps(shape)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return _table(tokens, byte_level_bytes, replace_each_byte=False)
@@ -58,13 +58,6 @@ def byte_level_bytes(token: str) -> bytes:
         return bytes(_BYTE_OF[c] for c in token)
     except KeyError:
         return token.encode()
-
-
-def _steps(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a decoder as a flat list."""
-    if shape["type"] == "Sequence":
-        return [step for inner in shape["decoders"] for step in _steps(inner)]
-    return [dict(shape)]
 
 
 def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPieces:

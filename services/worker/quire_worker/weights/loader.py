@@ -16,7 +16,7 @@ from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.checkpoint import Checkpoint
-from quire_worker.weights.parameter_store import ParameterStore
+from quire_worker.weights.parameter_store import ParameterStore, some_of
 from quire_worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
 from quire_worker.weights.source_tensors import SourceTensor, source_tensors
 from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
@@ -105,7 +105,7 @@ def _match(
     if missing:
         raise ConfigError(
             "MISSING_TENSOR",
-            f"{checkpoint.folder} lacks {len(missing)} tensors that its config.json implies: {_few(missing)}.",
+            f"{checkpoint.folder} lacks {len(missing)} tensors that its config.json implies: {some_of(missing)}.",
             "Use config.json and weights of the same revision.",
         )
     tied = not any(spec.role == "head.weight" for spec in specs)
@@ -120,7 +120,7 @@ def _match(
     if extra:
         raise ConfigError(
             "UNEXPECTED_TENSOR",
-            f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {_few(extra)}.",
+            f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {some_of(extra)}.",
             "Use config.json and weights of the same revision.",
         )
     if tied:
@@ -156,7 +156,3 @@ def _check_tied(checkpoint: Checkpoint, head: str, embedding: str) -> None:
             "matrix (`tie_word_embeddings`).",
             """Give --hf-overrides '{"tie_word_embeddings": false}' to use the head.""",
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -103,3 +103,8 @@ class ParameterStore:
         """Return the memory of the tensors in bytes."""
         stored = sum(part.data.nbytes for parts in self._stored.values() for part in parts.values())
         return stored + sum(tensor.nbytes for tensor in self._packed.values())
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first five names, for an error message."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
