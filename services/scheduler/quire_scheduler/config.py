@@ -54,7 +54,9 @@ class SchedulerConfig(ServiceConfig):
         "pages are stored when full, when about to leave the device, when used twice, or not at all",
         choices=OFFLOAD_POLICIES,
     )
-    kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
+    kvstore_moves: int = option(
+        64, "stores in flight; further pages are offered again while their request runs", at_least=1
+    )
     role: str = option(
         roles.BOTH, "what routers should send here: prefill, decode or whole requests", choices=roles.ROLES
     )
