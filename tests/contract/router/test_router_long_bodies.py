@@ -23,6 +23,7 @@ from quire_router.front.http.bodies.body_parsers import parse_body
 from quire_router.front.parameters.request_limits import Limits
 from quire_router.sequences.job import TextPrompt
 from tests.contract.router_replicas.test_router_failures import until
+from tests.cpu_time import process_cpu_s
 from tests.fakes.router.parsed_requests import same
 from tests.fakes.router.router_rig import router_rig
 from tests.unit.router.front.test_parsed_codec import REFUSED, TAKEN
@@ -54,13 +55,6 @@ def children() -> list[psutil.Process]:
     return [
         each for each in found if each.status() != psutil.STATUS_ZOMBIE and "body_child" in " ".join(each.cmdline())
     ]
-
-
-def processor_s(process: psutil.Process) -> float:
-    """The processor time that a process has taken, in whole ticks of 10 ms. The kernel guesses how it divides into the
-    times of user and system, so that a test must not rely on one of them."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 async def child() -> psutil.Process:
@@ -155,9 +149,9 @@ async def test_cancelled_body_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     async with parser() as made:
         await ask(made, LONG)
         (process,) = children()
-        before_s = processor_s(process)
+        before_s = process_cpu_s(process)
         left = asyncio.ensure_future(ask(made, MANY))
-        await until(lambda: processor_s(process) > before_s)
+        await until(lambda: process_cpu_s(process) > before_s)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
@@ -240,6 +234,7 @@ async def test_process_ends_with_the_router_that_is_killed(tmp_path: Path) -> No
 import asyncio, sys
 from quire_router.front.http.bodies.body_parser import BodyParser
 from quire_router.front.parameters.request_limits import Limits
+from tests.cpu_time import process_cpu_s
 
 async def main():
     parser = BodyParser(Limits(1, 0), 4 << 20)
