@@ -61,6 +61,23 @@ async def test_hung_worker_is_given_up() -> None:
         s.worker.answering.set()
 
 
+async def test_worker_that_sends_no_hello_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with stack(ready=False, prepare=lambda w: w.greets.clear(), worker_timeout_s=0.3) as s:
+        await s.until(lambda: s.worker.ungreeted >= 2)
+        assert s.core is None and "it took the stream, but sent no hello in 0.9 s" in s.engine.detail
+        line = next(record for record in caplog.records if record.getMessage() == "the worker does not answer")
+        fields = line.fields  # type: ignore[attr-defined]  # set by quire_common.telemetry.logs
+        assert fields["worker"] == s.worker.address
+        assert "no hello in 0.9 s" in fields["error"] and "restart the worker" in fields["fix"]
+        s.worker.greets.set()
+        await s.until(lambda: s.core is not None)
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
+
+
 async def test_a_report_that_answers_no_grant_does_not_hide_a_hang() -> None:
     async with stack(worker_timeout_s=0.3) as s:
         s.worker.answering.clear()

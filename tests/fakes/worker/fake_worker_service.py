@@ -39,6 +39,11 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         # Cleared: no frame at all.
         self.beating = asyncio.Event()
         self.beating.set()
+        # Cleared: a scheduler that attaches gets no hello.
+        self.greets = asyncio.Event()
+        self.greets.set()
+        # Streams that waited for `greets`, and have ended.
+        self.ungreeted = 0
         self.draining = False
         # Frames to be sent as they are.
         self.extra: list[Report] = []
@@ -89,6 +94,11 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.Report]:
         first = await anext(aiter(request_iterator))
         assert first.HasField("hello")
+        if not self.greets.is_set():
+            try:
+                await self.greets.wait()
+            finally:
+                self.ungreeted += 1
         self.greeting = first.hello
         self.runs += 1
         self._last = None

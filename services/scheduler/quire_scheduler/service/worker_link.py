@@ -1,9 +1,9 @@
 """WorkerLink: the connection to the replica's worker. It follows the loading of the model, opens the Run stream, passes
 Reports to the engine and sends the engine's Grants.
 
-The worker counts as lost if the stream breaks, if its frames cannot be understood, if it is silent, or if it makes no
-progress in time. Then its requests fail, and the link connects again, with a backoff, for a new epoch. Frames of
-another epoch are dropped.
+The worker counts as lost if the stream breaks, if its frames cannot be understood, if it is silent, if it sends no
+hello in time, or if it makes no progress in time. Then its requests fail, and the link connects again, with a backoff,
+for a new epoch. Frames of another epoch are dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quire_scheduler.service.liveness_monitor import LivenessMonitor
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from quire_common.credit import WorkerHello
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.service.engine import Engine
 
@@ -37,6 +38,9 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
 _FREE_POLL_S, _STATUS_S = 1.0, 5.0
+# The worker's hello may take so many times --worker-timeout-s. A step that an earlier scheduler started must end before
+# the hello, and may itself take that long.
+_HELLO_TIMEOUTS = 3
 # The error code of a worker that another scheduler has taken over.
 _REPLACED = "SCHEDULER_REPLACED"
 # If the watchdog wakes this much too late, the process did not run and received nothing meanwhile.
@@ -132,10 +136,7 @@ class WorkerLink:
         call = self._stub.Run(_frames(out))
         watchdog: asyncio.Task[None] | None = None
         try:
-            first = await call.read()
-            if first is grpc.aio.EOF or not first.HasField("hello"):
-                raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
-            hello = worker_hello_from_pb(first.hello)
+            hello = await self._read_hello(call)
             self._call = call
             self._monitor = LivenessMonitor(*self._timeouts_s, asyncio.get_running_loop().time())
             self._engine.attach(hello)
@@ -170,6 +171,22 @@ class WorkerLink:
                 watchdog.cancel()
             call.cancel()
             out.put_nowait(None)
+
+    async def _read_hello(self, call: Any) -> WorkerHello:
+        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends, or
+        if the worker sends nothing in time; the last is logged."""
+        limit_s = _HELLO_TIMEOUTS * self._timeouts_s[1]
+        try:
+            async with asyncio.timeout(limit_s):
+                first = await call.read()
+        except TimeoutError:
+            lost = _lost(f"it took the stream, but sent no hello in {limit_s:g} s")
+            fix = "The scheduler connects again. If this line comes again, see the worker's log and restart the worker."
+            log.error("the worker does not answer", worker=self._address, error=lost.message, fix=fix)
+            raise lost from None
+        if first is grpc.aio.EOF or not first.HasField("hello"):
+            raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
+        return worker_hello_from_pb(first.hello)
 
     def _send_grants(self) -> None:
         """Send Grants until the engine has no more."""
