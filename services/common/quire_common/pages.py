@@ -156,7 +156,8 @@ def chain_hashes(
     parent: bytes = b"",
     first_position: int = 0,
 ) -> list[bytes]:
-    """Return the hash of every full page of the tokens, 32 bytes each; a partial last page has none. To continue a
+    """Return the hash of every full page of the tokens, 32 bytes each; a partial last page has none. Adapter and salt
+    of `extras` enter the hash of the first page of all, and media those of the pages that they cover. To continue a
     chain, pass the tokens after the page `parent`; the first of them is at `first_position`. Raises InvalidArgument for
     a parent of another length than 32."""
     if len(parent) not in (0, HASH_BYTES):

@@ -143,8 +143,8 @@ def _load_on_gpu(
     show: Callable[[StepDecoder[Any], Tensor], None],
 ) -> ServedModel:
     """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
-    later. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than bfloat16,
-    or for --quantize."""
+    later. `progress` and `show` are called as `load_configured` says. Raises ConfigError NO_GPU if torch finds no GPU,
+    and Unsupported for another --dtype than bfloat16, or for --quantize."""
     import torch
 
     if config.dtype not in ("auto", "bfloat16"):

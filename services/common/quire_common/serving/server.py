@@ -309,7 +309,8 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         log.info("listening", address=bound.address)
 
         def become_ready(service: SyncService) -> None:
-            """Start the service; then, unless a signal has come meanwhile, report that it is ready and announce it."""
+            """Start the service, and exclude its objects from later garbage collections. Then, unless a signal has come
+            meanwhile, report that the service is ready and announce it."""
             service.start()
             settle()
             if stopped.is_set():
@@ -378,8 +379,9 @@ def _bind(
     fail: Callable[[QuireError], None],
 ) -> BoundServer:
     """Bind the address of --listen, with TLS if there is a certificate, and return the parts of the process that the
-    service may use. An instance without a name gets one from service and port or address. Raises ConfigError if the
-    port is taken, a TLS file cannot be read, or the port would be open to other hosts without TLS."""
+    service may use. `fail` becomes their `fail`. An instance without a name gets one from service and port or address.
+    Raises ConfigError if the port is taken, a TLS file cannot be read, or the port would be open to other hosts without
+    TLS."""
     host, _ = split_address(config.listen, "--listen")
     require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)

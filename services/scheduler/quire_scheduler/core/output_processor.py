@@ -63,7 +63,7 @@ class OutputProcessor:
             self._handle_errors(report.error, fence, now)
         if replica.kv.offload.early:
             self._name_full_pages()
-        replica.kv.cost.steps(report)
+        replica.kv.cost.measure_steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
         prefill = sum(report.step_prefill_tokens.tolist())
         replica.stats.stepped(steps, len(report.token), prefill)

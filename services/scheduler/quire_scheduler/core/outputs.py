@@ -204,8 +204,8 @@ def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
 
 
 def split(rows: Rows) -> list[tuple[int, Rows]]:
-    """Split the rows by session, into pairs of a session and its rows. If all rows belong to one session, as is usual,
-    nothing is copied."""
+    """Split the rows, of which there is at least one, by session. Returns pairs of a session and its rows. If all rows
+    belong to one session, as is usual, nothing is copied."""
     first = rows.session[0]
     if not np.count_nonzero(rows.session != first):
         return [(int(first), rows)]

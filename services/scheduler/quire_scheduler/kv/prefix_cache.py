@@ -97,7 +97,8 @@ class PrefixCache:
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
         """Note that the request starts on the pages of `hit`, followed by its own pages. Pages before index `loaded`
         are loaded from the kvstore. The request's own full pages are promised, unless pages of that content are named
-        or promised already. Other requests may start on promised pages."""
+        or promised already. Other requests may start on promised pages. If pages of `hit` are only promised, note that
+        the request awaits them."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return

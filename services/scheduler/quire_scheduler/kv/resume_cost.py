@@ -79,7 +79,7 @@ class ResumeCost:
         self._lanes = {MoveKind.STORE: Lane(), MoveKind.LOAD: Lane()}
         self._lookup = Rate()
 
-    def steps(self, report: Report) -> None:
+    def measure_steps(self, report: Report) -> None:
         """Measure the speed of prefill by the steps of a Report; a Report without the times of its steps is ignored.
         Steps without prefill measure the time of decoding, which is subtracted from steps that do both."""
         if len(report.timing) != report.steps:

@@ -121,8 +121,8 @@ class SpecialTokenToolParser:
             self.parse_text = self._in_content
 
     def _in_header(self, text: str) -> None:
-        """Read the header of a call. If it gets longer than MAX_NAME_CHARS, the call's text is content, and so is the
-        text that follows, until another call or section begins."""
+        """Add the text to the header of a call. If the header gets longer than MAX_NAME_CHARS, the call's text is
+        content, and so is the text that follows, until another call or section begins."""
         self._header += text
         self._raw += text
         if len(self._header) > MAX_NAME_CHARS:

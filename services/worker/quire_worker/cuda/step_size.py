@@ -118,10 +118,10 @@ def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool
 
 
 def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int, *, masked: bool = False) -> list[StepSize]:
-    """Return the sizes of steps that are captured in pieces, the most wanted first: full steps, shorter steps, then the
-    same with logits processor states. If the device applies grammars (`masked`), all of these follow with masks. All
-    have filters. The number of rows is a multiple of `piece`, and exceeds the tokens by up to one `piece`, since a
-    fresh chunk at a step's end is padded."""
+    """Return the sizes of steps that are captured in pieces, which are those with more than MOST_PADDED_ROWS prefill
+    rows. The most wanted come first: full steps, shorter steps, then the same with logits processor states. If the
+    device applies grammars (`masked`), all of these follow with masks. All have filters. The number of rows is a
+    multiple of `piece`, and exceeds the tokens by up to one `piece`, since a fresh chunk at a step's end is padded."""
     full, shorter = list[StepSize](), list[StepSize]()
     for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
         most = _round_up(left, piece) + piece

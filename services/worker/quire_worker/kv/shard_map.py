@@ -93,8 +93,8 @@ class ShardMap:
 
     def _choose(self, index: int, turn: int, given: dict[int, int], at: int) -> tuple[int, int]:
         """Choose the source rank that supplies the bytes between cut `index` and the next cut: the one with the fewest
-        bytes in `given`, among equals by `turn`. Returns this rank and the offset of the bytes in its part. Raises
-        SHARDS_INCOMPLETE if no rank holds them; `at` is for its text."""
+        bytes in `given`, among equals by `turn`. Returns this rank and the offset of the bytes in its part; `given`
+        stays as it is. Raises SHARDS_INCOMPLETE if no rank holds them; `at` is for its text."""
         holders = self._holders[index]
         if not holders:
             raise InvalidArgument(

@@ -45,8 +45,8 @@ class LoadedWeights:
 
     @classmethod
     def of(cls, model: Any, digest: bytes, device: torch.device) -> LoadedWeights:
-        """Move a model that transformers made to a device, switch gradients off, and split it. Count each parameter
-        once; `num_bytes` includes buffers."""
+        """Move a model that transformers made to a device, switch gradients off, and split it into layers and head.
+        Count each parameter once; `num_bytes` includes buffers."""
         model.to(device).requires_grad_(False)
         parameters = list(model.parameters())  # each once, where several modules share it
         size = sum(each.nbytes for each in (*parameters, *model.buffers()))
@@ -131,7 +131,7 @@ class _TensorReader:
         return target
 
     def digest(self) -> bytes:
-        """Return a digest of all tensors that were read."""
+        """Return a digest of 16 bytes of all tensors that were read, whatever their order."""
         combined = xxhash.xxh3_128()
         for name in sorted(self._digests):
             combined.update(self._digests[name])

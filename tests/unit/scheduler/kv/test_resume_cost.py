@@ -28,7 +28,7 @@ def steps(*each: tuple[int, int, int]) -> Report:
 def measured(prefill_us: int, *, store_us: int = 1_000, load_us: int = 1_000, lookup_us: int = 0) -> ResumeCost:
     """Microseconds of a page: to prefill, to store, to load."""
     cost = ResumeCost(PAGE, PAGE_BYTES)
-    cost.steps(steps((PAGE, 1, prefill_us)))
+    cost.measure_steps(steps((PAGE, 1, prefill_us)))
     if store_us:
         cost.moved(Carried(MoveKind.STORE, PAGE_BYTES, store_us), 10.0)
     if load_us:
@@ -63,10 +63,10 @@ def test_swap_does_not_pay_without_measurements() -> None:
 def test_prefill_cost_excludes_decoders_beside_it() -> None:
     cost = ResumeCost(PAGE, PAGE_BYTES)
     cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1_000), 10.0)
-    cost.steps(steps((0, 64, 5_000), (PAGE, 64, 5_900)))
+    cost.measure_steps(steps((0, 64, 5_000), (PAGE, 64, 5_900)))
     assert not cost.swap_pays(10, 0), "900 us for a page, not 5900"
     for _ in range(50):
-        cost.steps(steps((0, 64, 5_000), (PAGE, 64, 6_100)))
+        cost.measure_steps(steps((0, 64, 5_000), (PAGE, 64, 6_100)))
     assert cost.swap_pays(10, 0)
 
 
@@ -74,7 +74,7 @@ def test_rates_follow_recent_measurements() -> None:
     cost = measured(500)
     assert not cost.swap_pays(10, 0)
     for _ in range(50):
-        cost.steps(steps((PAGE, 1, 5_000)))
+        cost.measure_steps(steps((PAGE, 1, 5_000)))
     assert cost.swap_pays(10, 0)
 
 
@@ -90,7 +90,7 @@ def test_reports_without_timings_are_ignored() -> None:
     cost = ResumeCost(PAGE, PAGE_BYTES)
     report = steps((PAGE, 1, 1_000_000))
     report.timing = []
-    cost.steps(report)
+    cost.measure_steps(report)
     cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1), 10.0)
     assert not cost.swap_pays(10, 0)
 
@@ -103,9 +103,9 @@ def test_compute_time_follows_the_prefill_rate() -> None:
 def test_single_pause_hardly_changes_a_rate() -> None:
     cost = measured(350)
     for _ in range(20):
-        cost.steps(steps((PAGE, 1, 350)))
+        cost.measure_steps(steps((PAGE, 1, 350)))
     before = cost.compute_s(100)
-    cost.steps(steps((PAGE, 1, 30_000_000)))
+    cost.measure_steps(steps((PAGE, 1, 30_000_000)))
     after = cost.compute_s(100)
     assert before is not None
     assert after is not None
@@ -115,5 +115,5 @@ def test_single_pause_hardly_changes_a_rate() -> None:
 def test_slower_worker_is_learnt_within_some_steps() -> None:
     cost = measured(350)
     for _ in range(20):
-        cost.steps(steps((PAGE, 1, 35_000)))
+        cost.measure_steps(steps((PAGE, 1, 35_000)))
     assert cost.compute_s(100) == pytest.approx(3.5, rel=0.3)

@@ -109,7 +109,8 @@ class Exchange:
 
     def _verify_head(self, frame: ReceivedFrame) -> Head:
         """Verify that the head was made with the lease's key; raises DataConnectionError if not. A refusal that was
-        made without a key is accepted too: it does no more than the connection's end would."""
+        made without a key is accepted too: it does no more than the connection's end would. The rest of the exchange is
+        then verified without a key."""
         if frame.head.kind is FrameKind.REFUSED:
             with contextlib.suppress(DataConnectionError):
                 return self.connection.verify_head(frame, self.seals)

@@ -83,9 +83,9 @@ class FallbackPolicy:
         self._pauses: OrderedDict[tuple[str, Hashable], _Pause] = OrderedDict()
 
     def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
-        """Attempt the transports in order until one succeeds, and return that; None if none does. After a
-        TransportError, which may pause its transport on this route, the next one is tried, unless the rules end the
-        attempt. Any other exception passes through."""
+        """Attempt the transports until one succeeds, and return that; None if none does. `in_order` says where paused
+        ones come. After a TransportError, which may pause its transport on this route, the next one is tried, unless
+        the rules end the attempt. A success forgets the transport's pause. Any other exception passes through."""
         for transport in self.in_order(transports, route):
             try:
                 attempt(transport)

@@ -51,7 +51,7 @@ def plan_step(
     pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, max_parts: int
 ) -> CpuPlan:
     """Make the plan that `Ops.plan` describes: positions, write offsets, items of up to 64 query rows per KV head, and
-    parts.
+    parts. `rows`: all rows of the step. Those after the last token are padding, with position 0 and no write offset.
 
     Items are dealt to at most `max_parts` parts with about as many (query, key) pairs each. `group`: query heads per KV
     head.

@@ -198,7 +198,7 @@ def _vocab_size(name: str, model: GgufModel) -> int:
 
 def _head_sizes(name: str, model: GgufModel, files: GgufMap, default: int, positions: int) -> dict[str, Any]:
     """Return the fields of the head size, the same for queries, keys and values, and of RoPE, if the family has it.
-    `default` is the head size if the file has none.
+    `default` is the head size if the file has none; `positions` is the context length, for RoPE.
 
     Raises Unsupported if values have another size. All of a head must rotate, unless the family has models that rotate
     only a part.

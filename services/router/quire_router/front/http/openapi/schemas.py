@@ -115,7 +115,8 @@ _KINDS: Mapping[str, Schema] = {
 
 
 def _optional(schema: Schema) -> Schema:
-    """Return a copy of the schema that also allows null. A schema without a type allows null already."""
+    """Return a copy of the schema that also allows null. A schema with neither `type` nor `anyOf` allows null already,
+    and is returned itself."""
     if "type" in schema:
         return {**schema, "type": [schema["type"], "null"]}
     if "anyOf" in schema:

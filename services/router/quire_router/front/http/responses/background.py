@@ -97,8 +97,8 @@ class BackgroundRuns:
         return run.document.running("cancelled" if run.verdict else "in_progress")
 
     async def look_up(self, tenant: str, response_id: str) -> dict[str, Any] | None:
-        """Return the same as `running`, but first read the mark that another router may have left in the shared
-        store."""
+        """Return the same as `running`. If the response runs here, first read the mark with which another router may
+        have cancelled or deleted it in the shared store, and obey the mark."""
         run = self._running.get((tenant, response_id))
         if run is not None:
             await self._verdict(run)

@@ -129,8 +129,8 @@ def _track_thinking(state, token):
 @triton.jit
 def _force(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """If the thinking budget is spent, write a row to `target`: the raw logit of the end mark's next token, and -inf
-    for all others. `logits` is a row to read, `state` the logits processor state; all are pointers. MASKED: only a
-    token that the row's grammar allows is forced."""
+    for all others. Else write nothing. `logits` is a row to read, `state` the logits processor state; all are pointers.
+    MASKED: only a token that the row's grammar allows is forced."""
     budget = tl.load(state + AT.budget)
     forced = 0
     forces = (budget >= 0) & (tl.load(state + AT.spent) >= budget)
