@@ -1,7 +1,7 @@
 """Installs torch into the Python that runs this program, in the build for this machine. The program needs only the
 standard library and pip. It knows no version, because constraints.txt has it.
 
-PyPI's torch for Linux includes CUDA, some 4 GB. A machine without an NVIDIA GPU gets the CPU build from PyTorch's own
+PyPI's torch for Linux includes CUDA, some 3 GB. A machine without an NVIDIA GPU gets the CPU build from PyTorch's own
 index, if that answers. TORCH_INDEX names another index. An empty TORCH_INDEX turns this off; images for GPUs need that.
 """
 

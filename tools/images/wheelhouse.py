@@ -1,7 +1,7 @@
 """Downloads what images and machines without a network install, into dist/wheelhouse beside our own wheels.
 
 python -m tools.images.wheelhouse            # the packages of the lock, by their hashes, and torch's CPU build
-python -m tools.images.wheelhouse --cuda     # also torch with CUDA, some 4 GB, into dist/wheelhouse-cuda
+python -m tools.images.wheelhouse --cuda     # also torch with CUDA, some 3 GB, into dist/wheelhouse-cuda
 """
 
 from __future__ import annotations
