@@ -121,8 +121,8 @@ class AsyncClient:
 
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
         """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
-        wait before another stream resumes the answer, or raises the typed error. Choices that are resumed come one
-        after the other. Raises Aborted if the client is closed."""
+        wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
+        Choices that are resumed come one after the other. Raises Aborted if the client is closed."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:
@@ -130,7 +130,10 @@ class AsyncClient:
                     yield state.read(response)
             except (grpc.RpcError, QuireError) as error:
                 begun = channel.has_begun(await call.initial_metadata())
-                await self._pause(state.wait_s(error, begun=begun, closed=self._closed.is_set()))
+                pause_s = state.wait_s(error, begun=begun, closed=self._closed.is_set())
+                if pause_s is None:
+                    break
+                await self._pause(pause_s)
                 continue
             except asyncio.CancelledError as error:
                 if self._closed.is_set() and not _is_cancelled():
@@ -140,7 +143,10 @@ class AsyncClient:
                 call.cancel()
             if not state.more():
                 return
-        raise state.client_closed()
+        else:
+            raise state.client_closed()
+        if (last := state.last_delta()) is not None:
+            yield last
 
     async def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s` seconds, but no longer than until the client is closed."""

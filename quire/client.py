@@ -124,8 +124,8 @@ class Client:
 
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
         """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
-        wait before another stream resumes the answer, or raises the typed error. Choices that are resumed come one
-        after the other. Raises Aborted if the client is closed."""
+        wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
+        Choices that are resumed come one after the other. Raises Aborted if the client is closed."""
         while True:
             try:
                 call = self._inference.Generate(state.request, metadata=self._metadata)
@@ -138,10 +138,15 @@ class Client:
                     yield state.read(response)
             except (grpc.RpcError, QuireError) as error:
                 begun = channel.has_begun(call.initial_metadata())
-                if self._closed.wait(state.wait_s(error, begun=begun, closed=self._closed.is_set())):
+                pause_s = state.wait_s(error, begun=begun, closed=self._closed.is_set())
+                if pause_s is None:
+                    break
+                if self._closed.wait(pause_s):
                     raise state.client_closed() from error
                 continue
             finally:
                 call.cancel()
             if not state.more():
                 return
+        if (last := state.last_delta()) is not None:
+            yield last

@@ -3,7 +3,9 @@ so far.
 
 Both clients use it. It opens no channel and waits for nothing. If a stream breaks after its first response, each choice
 is resumed with the tokens that have arrived. The seed is chosen before the first send, so the answer is the same as
-that of an unbroken stream. Answers that arrive all at once (searches and the best of several) are not resumed.
+that of an unbroken stream. Answers that arrive all at once (searches and the best of several) are not resumed. If a
+stream breaks after the last choice has ended, the answer is complete; the call counts its tokens if the router's usage
+has not arrived.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ class GenerateCall:
         self._left: deque[int] = deque()
         self._current: int | None = None
         self._begun = self._told_prompt = False
+        self._prompt_tokens = 0
         self._prompt_usage: Usage | None = None
+        self._told_usage = False
         self._failures, self._last_news_s = 0, monotonic()
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
@@ -113,6 +117,7 @@ class GenerateCall:
         progress.characters += delta.characters
         progress.ended = progress.ended or delta.finish_reason is not None
         self._begun, self._failures, self._last_news_s = True, 0, monotonic()
+        self._prompt_tokens = self._prompt_tokens or len(delta.prompt_token_ids)
         prompt_ids = delta.prompt_token_ids if self._wants_ids and not self._told_prompt else ()
         self._told_prompt = self._told_prompt or bool(delta.prompt_token_ids)
         if not self._params.detokenize:
@@ -132,21 +137,24 @@ class GenerateCall:
         self._take_up(self._left.popleft())
         return True
 
-    def wait_s(self, error: grpc.RpcError | errors.QuireError, *, begun: bool, closed: bool = False) -> float:
-        """Decide on a stream that broke with `error`. Returns the seconds to wait before `request` is sent; raises the
-        error if the call must not be sent again.
+    def wait_s(self, error: grpc.RpcError | errors.QuireError, *, begun: bool, closed: bool = False) -> float | None:
+        """Decide on a stream that broke with `error`. Returns the seconds to wait before `request` is sent, or None if
+        the connection broke after all choices had ended: then the answer ends with `last_delta`. Raises the error if
+        the call must not be sent again.
 
         After the first response, `request` resumes the first choice that has not ended. Before the first response, the
         unchanged call is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the
         router had `begun` it.
 
-        Raises the typed error for other codes, `reconnect_s` after the last response, if all choices have ended, and
-        for answers that arrive all at once. Raises `client_closed` if the connection broke because the client is
-        `closed`.
+        Raises the typed error for other codes, `reconnect_s` after the last response, and for answers that arrive all
+        at once. Raises `client_closed` if the connection broke because the client is `closed`.
         """
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         if closed and typed.code in _BROKEN:
             raise self.client_closed() from error
+        left = [index for index, progress in enumerate(self._choices) if not progress.ended]
+        if not left and typed.code in _BROKEN:
+            return None
         over = monotonic() - self._last_news_s > self._reconnect_s
         if self._begun:
             again = typed.code in _BROKEN and not self._at_once
@@ -156,12 +164,19 @@ class GenerateCall:
             raise typed from error
         if not self._begun:
             return self._pause_s()
-        left = [index for index, progress in enumerate(self._choices) if not progress.ended]
-        if not left:
-            raise typed from error  # all is there but the usage: nothing to be had by asking again
         self._left = deque(left)
         self._take_up(self._left.popleft())
         return self._pause_s()
+
+    def last_delta(self) -> Delta | None:
+        """Return the step that ends a complete answer whose connection broke before the router's usage arrived; None if
+        the usage has arrived. The step has an empty text, and the usage that this call knows: the prompt's tokens, and
+        the completion tokens of all choices. Numbers that only the router knows are those of the first usage, else
+        0."""
+        if self._told_usage:
+            return None
+        self._told_usage = True
+        return Delta(self.request_id, index=0, text="", usage=self._counted_usage())
 
     def client_closed(self) -> errors.Aborted:
         """Return the error CLIENT_CLOSED, for a call that ended because its client was closed."""
@@ -196,9 +211,13 @@ class GenerateCall:
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage
-        if self._current is None:
-            return usage
         if self._left:
             return None
+        self._told_usage = True
+        return usage if self._current is None else self._counted_usage()
+
+    def _counted_usage(self) -> Usage:
+        """Return the prompt's numbers of the first usage, and the completion tokens of all choices."""
         tokens = sum(len(progress.ids) for progress in self._choices)
-        return replace(self._prompt_usage, completion_tokens=tokens)
+        known = self._prompt_usage or Usage(self._prompt_tokens, 0, cached_tokens=0)
+        return replace(known, completion_tokens=tokens)

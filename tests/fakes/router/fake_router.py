@@ -34,6 +34,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.breaks: list[int] = []
         # What a resumed stream breaks with: a code of ours; empty: as a connection does.
         self.breaks_with = ""
+        # The usage comes in a response of its own, after the last token.
+        self.usage_apart = False
         self.running, self.most_running = 0, 0
         self.together = threading.Barrier(1)
         self._lock = threading.Lock()
@@ -72,12 +74,15 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.together.wait(60)
         broken_after = self.breaks.pop(0) if self.breaks else None
         responses = (response for index in range(request.n) for response in self._count(request, index))
+        number = -1
         for number, response in enumerate(responses):
             if number == broken_after and self.breaks_with and request.HasField("resume"):
                 abort(context, grpc.StatusCode.UNAVAILABLE, self.breaks_with)
             if number == broken_after:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             yield response
+        if number + 1 == broken_after:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     def _count(self, request: inference_pb2.GenerateRequest, index: int) -> Iterator[inference_pb2.GenerateResponse]:
         for token in range(len(request.resume.output_ids) // 4, request.max_tokens or 16):
@@ -106,6 +111,9 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             if last:
                 response.finish_reason = common_pb2.FINISH_REASON_LENGTH
                 if index == request.n - 1:
+                    if self.usage_apart:
+                        yield response
+                        response = inference_pb2.GenerateResponse(request_id=request.request_id, index=index)
                     response.usage.CopyFrom(common_pb2.Usage(prompt_tokens=2, completion_tokens=token + 1))
                     if request.return_timings:
                         response.timings.append(common_pb2.HopTiming(service="worker", phase="decode", us=5, count=1))

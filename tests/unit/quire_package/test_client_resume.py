@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from quire import Aborted, AsyncClient, BeamSearchParams, Client, SamplingParams, Unavailable
+from quire import Aborted, AsyncClient, BeamSearchParams, Client, SamplingParams, Unavailable, Usage
 from quire.columns import unpack_i32
 from quire.generate_call import GenerateCall
 from tests.fakes.router.fake_router import FakeRouter
@@ -62,6 +62,47 @@ def test_what_is_told_at_once_is_not_taken_up(fake: Fake, params: SamplingParams
     with Client(address) as client, pytest.raises(Unavailable):
         client.complete("hi", params)
     assert len(router.requests) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_complete_answer_whose_connection_breaks_before_its_usage_is_no_error(fake: Fake, n: int) -> None:
+    router, address = fake
+    router.usage_apart = True
+    router.breaks = [3 * n, 3 * n]
+    params = SamplingParams(max_tokens=3, n=n)
+    with Client(address) as client:
+        deltas = list(client.generate("hi", params))
+    assert [delta.usage for delta in deltas[:-1]] == [None] * 3 * n
+    assert (deltas[-1].text, deltas[-1].finish_reason, deltas[-1].usage) == ("", None, Usage(2, 3 * n, 0))
+    async with AsyncClient(address) as other:
+        output = await other.complete("hi", params)
+    assert [choice.token_ids for choice in output.outputs] == [[0, 1, 2]] * n and output.finished
+    assert output.usage == Usage(2, 3 * n, 0) and len(router.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=3, n=2, best_of=4), SamplingParams(max_tokens=3, n=2)], ids=repr
+)
+async def test_answer_whose_connection_breaks_after_its_usage_is_no_error(fake: Fake, params: SamplingParams) -> None:
+    router, address = fake
+    router.breaks = [6, 6]
+    with Client(address) as client:
+        deltas = list(client.generate("hi", params))
+    assert len(deltas) == 6 and [delta.usage is not None for delta in deltas] == [False] * 5 + [True]
+    async with AsyncClient(address) as other:
+        output = await other.complete("hi", params)
+    assert output.finished and output.usage == deltas[-1].usage and len(router.requests) == 2
+
+
+def test_resumed_answer_without_a_last_usage_counts_all_choices(fake: Fake) -> None:
+    router, address = fake
+    router.usage_apart = True
+    # The first choice gets its usage; that of the second is lost.
+    router.breaks = [1, 10, 3]
+    with Client(address) as client:
+        output = client.complete("hi", SamplingParams(max_tokens=3, n=2))
+    assert [choice.token_ids for choice in output.outputs] == [[0, 1, 2]] * 2 and output.finished
+    assert output.usage == Usage(2, 6, 0) and len(router.requests) == 3
 
 
 def test_what_never_began_fails_at_once_and_patience_ends(fake: Fake) -> None:
