@@ -149,8 +149,8 @@ def caller_check(server: str) -> CallerCheck:
     rows = CALLERS[server]
 
     def check(path: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
-        """Raise PermissionDenied unless the RPC of `path` is public, or its row has the identity in the peer's
-        certificate."""
+        """Raise PermissionDenied unless the RPC of `path` is public, or its row of the table names the identity in the
+        peer's certificate."""
         rpc = path.lstrip("/")
         allowed = rows.get(rpc)
         if allowed == PUBLIC:

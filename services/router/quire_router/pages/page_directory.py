@@ -210,8 +210,9 @@ class _Search:
         self._pages = self._reported = pages
 
     def keep(self, page: int, reported: Sequence[int], expected: Sequence[int]) -> bool:
-        """Keep the holders that have the page in every group, reported or expected; the prefix of all other holders
-        ends here. Returns whether some holder is kept only by expectation."""
+        """Keep the holders that have page number `page` in every group, reported or expected; the prefix of all other
+        holders ends here. `reported` and `expected` have a bit mask of holders for each group. Returns whether some
+        holder is kept only by expectation."""
         held = sure = self.alive
         for known, hoped in zip(reported, expected, strict=True):
             held &= known | hoped

@@ -210,8 +210,8 @@ class Admission:
 
     def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a PULLED request, which holds the pages of `hit`, more pages up to `count`, and end its pull. The tokens
-        whose KV was pulled count as cached. The pages that were pulled completely are noted in the prefix cache, and
-        are not offered to the kvstore."""
+        whose KV was pulled count as cached. In the prefix cache, the pages that were pulled completely count as ready;
+        they are not offered to the kvstore."""
         replica, size = self._replica, self._replica.page_size
         replica.pools.give(request, count - hit.pages)
         local, came = replica.pulls.hand_over(request)

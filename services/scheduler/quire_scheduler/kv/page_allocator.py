@@ -247,8 +247,9 @@ class PageAllocator:
         return set(np.flatnonzero(self._kept).tolist())
 
     def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
-        """Compare with all references (`held`) and loans (`lent`) that the callers know of. Raises AssertionError on
-        any difference."""
+        """Compare with all references (`held`: the page tables, and pages that moves write) and loans (`lent`: pages
+        that moves read) that the callers know of. Raises AssertionError on any difference, and if a page is lost or
+        free twice."""
         expected = np.zeros_like(self._references)
         for pages in held:
             np.add.at(expected, list(pages), 1)

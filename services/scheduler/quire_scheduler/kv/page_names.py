@@ -67,8 +67,9 @@ class PageNames:
     def name(
         self, group: int, pages: Sequence[int], parent: bytes, hashes: Sequence[bytes], tokens: bytes
     ) -> list[int]:
-        """Name the pages by their hashes, and tell listeners. The first page is the child of `parent`. A hash that
-        another page has already is skipped. Returns the pages that got a name."""
+        """Name the pages by their hashes, and tell listeners. The first page is the child of `parent`. `tokens` has the
+        token ids of all pages, as int32 bytes. A hash that another page has already is skipped. Returns the pages that
+        got a name."""
         page_bytes = len(tokens) // max(len(pages), 1)
         page_of, new, stored = self._page_of[group], list[int](), list[Stored]()
         for index, (page, digest) in enumerate(zip(pages, hashes, strict=True)):

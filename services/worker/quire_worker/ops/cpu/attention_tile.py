@@ -182,8 +182,8 @@ def accumulate_values_two_rows(
     next_key_offsets: Int64,
     prefetch_keys: int,
 ) -> None:
-    """Add the weighted values of keys low..high to the accumulators of two rows. Meanwhile prefetch values of the next
-    tile."""
+    """Add the values of keys low..high, times the weights [2, TILE] at `weights_at`, to the accumulators [2, head_dim]
+    of two rows. Meanwhile prefetch values of the next tile."""
     d = 0
     while d + 2 * LANES <= head_dim:
         a0, a1 = load(scratch, accumulators_at + d), load(scratch, accumulators_at + d + LANES)

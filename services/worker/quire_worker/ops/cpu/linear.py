@@ -248,7 +248,8 @@ def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[
     data_type, scale_type = numba.from_dtype(dtype), numba.from_dtype(scale_dtype)
 
     def embed(begin: int, end: int, arguments: Arguments) -> None:
-        """Job kernel: write the weights of the tokens of rows begin..end times the factor to `out`."""
+        """Job kernel: write the weights of the tokens of rows begin..end times the factor to `out`.
+        `compile_embedding` lists the arguments."""
         token, out, inputs, blocks = ints_at(arguments[0]), floats_at(arguments[5]), arguments[6], arguments[4]
         data = array_at(arguments[1], data_type)
         scale, offset = array_at(arguments[2], scale_type), array_at(arguments[3], scale_type)
@@ -353,8 +354,8 @@ def _make_blocked_gemm(dequantize: Dequantize, prefetch_block: Any) -> Callable[
         out: OutputView,
         macrokernel: int,
     ) -> None:
-        """Compute tiles begin..end for all rows of x, panel by panel. Add the two sums of each output and the bias, and
-        store them in `out`."""
+        """Compute tiles begin..end for all rows of x, panel by panel. Each output has one sum over the first halves of
+        all blocks and one over the second halves. Add the two sums and the bias, and store them in `out`."""
         data, scale, offset, blocks = weight
         result, row_stride, first_output = out
         x_stride = blocks * BLOCK_SIZE

@@ -237,7 +237,8 @@ class TritonOps:
         return logprob_columns(logits.float().cpu(), token, wanted)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of residual [R, H]. If there is a delta, add it to residual in place first."""
+        """Return the RMS norm of residual [R, H] times norm_weight. If there is a delta, add it to residual in place
+        first."""
         rows, hidden = residual.shape
         out = torch.empty_like(residual)
         block = power_of_two(hidden)

@@ -195,7 +195,7 @@ def top_k_top_p_kernel(
 @triton.jit
 def _among(candidate, found, cut, most, heat, k, p, BITS: tl.constexpr, LANES: tl.constexpr):
     """Return the least logit that top_k keeps, and then top_p among these, over the first `found` of the candidate
-    logits. It is at least `cut`."""
+    logits. It is at least `cut`. `heat`: the temperature. `most`: the row's largest logit."""
     lane = tl.arange(0, LANES)
     x = tl.load(candidate + lane, mask=lane < found, other=float("-inf"))
     key = ordered(x)
@@ -248,8 +248,9 @@ def _top_p_cut(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Return the least logit that top_p keeps of the tokens that reach the cut; at least `cut` and at most the largest
-    logit. Each of 16 turns quarters the range of ordered integers by a pass over the whole vocabulary."""
+    """Return the least logit that top_p (`p`) keeps of the tokens that reach the cut; at least `cut` and at most the
+    row's largest logit, `most`. `heat`: the temperature. Each of 16 turns quarters the range of ordered integers by a
+    pass over the whole vocabulary."""
     mass = tl.zeros([BLOCK], tl.float32)
     lane = tl.arange(0, BLOCK)
     for start in range(0, vocab, BLOCK):

@@ -20,8 +20,8 @@ def typical_range(
     CONTROLLED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """Return the least and the largest logit that typical_p keeps, among logits that reach the cut. A turn of the
-    search is a pass over the whole vocabulary."""
+    """Return the least and the largest logit that typical_p (`p`) keeps, among logits that reach the cut. `heat`: the
+    temperature. `most`: the row's largest logit. A turn of the search is a pass over the whole vocabulary."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
