@@ -1,7 +1,7 @@
 """Every identity, a client without a certificate and a stranger of another authority, on every RPC of real services.
 
 The table of callers says what is right. Here the services run as users start them, with the certificates of
-`quire certs`; tests/unit/common/identity/test_callers.py asks any method, and tests/contract/peers the peer port.
+`quire certs`; tests/contract/common/identity/test_callers.py asks any method, and tests/contract/peers the peer port.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from quire_common.identity.callers import ADMIN_RPCS, CALLERS, OPERATOR, PUBLIC,
 from quire_common.telemetry.audit import LOGGER
 from quire_router.api_keys import ApiKeys, audited
 from tests.certificates import Authority
+from tests.contract.common.identity.test_callers import ask, config_of, sync_server
 from tests.fakes.router.router_rig import router_rig
 from tests.fakes.scheduler.fake_scheduler import FakeScheduler
-from tests.unit.common.identity.test_callers import ask, config_of, sync_server
 
 Line = tuple[str, str, str, str]
 

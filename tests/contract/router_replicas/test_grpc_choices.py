@@ -24,7 +24,7 @@ def test_grpc_uses_the_chosen_experiments() -> None:
 
 def test_service_channels_keep_their_options() -> None:
     """Services import quire_common before gRPC, as the tests of channels do here; elsewhere gRPC may be first."""
-    tests = ROOT / "tests/unit/common/test_channel.py"
+    tests = ROOT / "tests/contract/common/test_channel.py"
     own = f"import sys, quire_common, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(tests)!r}]))"
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "PYTEST_"))}
     done = subprocess.run([sys.executable, "-c", own], env=unset, capture_output=True, text=True, check=False)

@@ -1,13 +1,10 @@
-"""The recipe of the images: its packages are those that Quire is tested with, and its bill of materials lists them."""
+"""The recipe of the images: its packages are those that Quire is tested with."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 from importlib.metadata import requires
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -90,35 +87,6 @@ def test_the_stack_of_compose_takes_these_images() -> None:
     images = {str(service["image"]) for service in services}
     found = {re.sub(r".*/([a-z-]+):\$.*", r"\1", image) for image in images if "QUIRE_VERSION" in image}
     assert found == {*TARGETS} - {"all-in-one"}
-
-
-@pytest.fixture(scope="module")
-def sbom() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("image_sbom", FOLDER / "sbom.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_bill_of_materials_lists_every_distribution_with_its_license(sbom: ModuleType) -> None:
-    bill = json.loads(json.dumps(sbom.bill("router")))
-    assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == (
-        *("CycloneDX", "1.5"),
-        "quire/router",
-    )
-    found = {each["purl"]: each for each in bill["components"]}
-    grpcio = found[f"pkg:pypi/grpcio@{pins_of_constraints()['grpcio']}"]
-    assert grpcio["version"] == pins_of_constraints()["grpcio"] and "Apache" in json.dumps(grpcio["licenses"])
-    assert f"pkg:pypi/huggingface-hub@{pins_of_constraints()['huggingface-hub']}" in found
-    assert all(each["bom-ref"] == each["purl"] for each in bill["components"])
-
-
-def test_the_bill_of_materials_reads_what_debian_calls_itself(sbom: ModuleType, tmp_path: Path) -> None:
-    release = tmp_path / "os-release"
-    release.write_text('NAME="Debian GNU/Linux"\nID=debian\n')
-    assert sbom.os_release(release)["ID"] == "debian"
-    assert sbom.os_release(tmp_path / "none") == {}
 
 
 def test_the_hash_of_images_parts_follows_wheels_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tools.install_torch import CONSTRAINTS, CPU_INDEX, DRIVER, answers, chosen_index, has_nvidia_gpu, install
+from tools.install_torch import CONSTRAINTS, CPU_INDEX, DRIVER, chosen_index, install
 
 OTHER = "https://wheels.example/cpu"
 
@@ -69,17 +67,6 @@ def test_the_variable_overrides_and_empty_turns_it_off(tmp_path: Path) -> None:
     assert chosen_index({"TORCH_INDEX": ""}, "linux", tmp_path, _never) is None
 
 
-@pytest.mark.parametrize(("says", "found"), [("GPU 0: NVIDIA H200", True), ("No devices were found", False)])
-def test_the_drivers_tool_is_believed_if_it_lists_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: bool
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho '{says}'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert has_nvidia_gpu(tmp_path / "empty") is found
-
-
 def test_dependencies_come_from_the_package_index(tmp_path: Path) -> None:
     pip = Pip()
     assert install({}, "linux", tmp_path, _yes, pip) == 0
@@ -109,30 +96,3 @@ def test_triton_may_be_3_6_or_what_torch_brings() -> None:
     ranges = [each.specifier for each in (*constraints, *extra) if each.name == "triton"]
     assert len(ranges) == 2
     assert all(each.contains(version) for each in ranges for version in ("3.6.0", "3.7.1"))
-
-
-class _Index(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/good/torch/" else 404)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
-@pytest.fixture
-def index() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Index)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_the_probe_asks_for_torch(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert answers(f"{index}/good")
-    assert not answers(f"{index}/bad")
-    assert not answers("http://127.0.0.1:1", timeout_s=2.0)

@@ -17,8 +17,8 @@ from quire_common.telemetry import tracing
 from quire_common.telemetry.interceptors import UNTRACED
 from quire_common.telemetry.metrics import registry
 from tests.certificates import Authority
+from tests.fakes.echo import KINDS, SERVICE, aio_call, aio_echo, sync_call, sync_echo
 from tests.otlp_sink import OtlpSink
-from tests.unit.common.echo import KINDS, SERVICE, aio_call, aio_echo, sync_call, sync_echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import pytest
 
 from quire_common.channel import aio_channel, sync_channel
 from quire_common.config import ServiceConfig
+from tests.fakes.echo import aio_call, sync_call, sync_echo_port
 from tests.tcp_relay import TcpRelay
-from tests.unit.common.echo import aio_call, sync_call, sync_echo_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

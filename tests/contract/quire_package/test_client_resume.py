@@ -160,9 +160,18 @@ async def test_a_call_that_is_cancelled_after_it_began_is_not_sent_again(fake: F
 def test_a_closed_client_ends_its_calls_and_does_not_try_again(fake: Fake, prompt: str) -> None:
     router, address = fake
     client = Client(address)
-    threading.Timer(0.3, client.close).start()
+
+    def close_in_answer() -> None:
+        while not router.requests:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        client.close()
+
+    closer = threading.Thread(target=close_in_answer, daemon=True)
+    closer.start()
     with pytest.raises(Aborted, match=r"CLIENT_CLOSED: .*closed before the answer"):
         client.complete(prompt)
+    closer.join()
     assert len(router.requests) == 1
     with pytest.raises(Aborted, match="CLIENT_CLOSED"):
         client.complete("hi")
@@ -172,11 +181,17 @@ def test_a_closed_client_ends_its_calls_and_does_not_try_again(fake: Fake, promp
 async def test_a_closed_async_client_ends_its_calls_and_cancels_no_task(fake: Fake, prompt: str) -> None:
     router, address = fake
     client = AsyncClient(address)
-    asyncio.get_running_loop().call_later(0.3, lambda: closing.append(asyncio.create_task(client.close())))
-    closing: list[asyncio.Task[None]] = []
+
+    async def close_in_answer() -> None:
+        while not router.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        await client.close()
+
+    closer = asyncio.create_task(close_in_answer())
     with pytest.raises(Aborted, match=r"CLIENT_CLOSED: .*closed before the answer"):
         await client.complete(prompt)
-    await closing[0]
+    await closer
     assert len(router.requests) == 1
     with pytest.raises(Aborted, match="CLIENT_CLOSED"):
         await client.complete("hi")

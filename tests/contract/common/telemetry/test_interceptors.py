@@ -12,7 +12,7 @@ import pytest
 from quire_common.errors import Internal, Overloaded, QuireError, from_rpc_error
 from quire_common.telemetry.logs import request_id
 from quire_common.telemetry.metrics import registry
-from tests.unit.common.echo import KINDS, SERVICE, aio_call, aio_echo, aio_finish, aio_start, sync_call, sync_echo
+from tests.fakes.echo import KINDS, SERVICE, aio_call, aio_echo, aio_finish, aio_start, sync_call, sync_echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
