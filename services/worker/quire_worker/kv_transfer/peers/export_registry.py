@@ -72,7 +72,7 @@ class ExportRegistry:
         self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
 
     def offered(self, number: int, pages: int) -> None:
-        """Tell an export that its first `pages` pages are filled."""
+        """Tell the export of job `number`, if it is here, that its first `pages` pages are filled."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
@@ -87,7 +87,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def cancel_job(self, number: int) -> None:
-        """End this export, if it is here, and count the cancellation."""
+        """End the export of job `number`, if it is here, and count the cancellation."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:

@@ -99,8 +99,8 @@ class FallbackPolicy:
         return None
 
     def in_order(self, transports: Iterable[T], route: Hashable) -> list[T]:
-        """The transports to try, in order. `transports` are in order of preference; those that are paused come last, or
-        are left out if the rules say so."""
+        """Return the transports to try, in order. `transports` are in order of preference; those that are paused on the
+        route come last, or are left out if the rules say so."""
         ready, paused = list[T](), list[T]()
         for transport in transports:
             (paused if self._is_paused(transport.name, route) else ready).append(transport)

@@ -316,7 +316,8 @@ def add_position_bias(scratch: Float32, weights_at: int, slope: Scalar, first: i
 def add_sinks(
     rows: int, head: int, group: int, sinks: Float32, scratch: Float32, row_max_at: int, row_sum_at: int
 ) -> None:
-    """Add exp(sink - maximum), the weight of the sink of each row's head, to the row's sum of weights."""
+    """Add exp(sink - maximum), the weight of the sink of each row's head, to one lane of the row's sum of weights.
+    `group`: query heads per KV head; `head`: the KV head."""
     for r in range(rows):
         sink = broadcast(sinks[head * group + r % group])
         weight = exp(subtract(sink, load(scratch, row_max_at + r * LANES)))
