@@ -195,6 +195,22 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     bench.runner.gate.set()
 
 
+def test_a_session_that_is_over_before_it_is_attached_replaces_nobody(bench: LoopBench) -> None:
+    bench.attach_and_hang()
+    served, left = bench.loop.attach(), bench.loop.attach()  # both wait for the step that hangs
+    bench.loop.detach(left)
+    assert bench.loop.attached, "the one before the last still waits to be attached"
+    bench.runner.gate.set()
+    frames = served.frames()
+    hello = next(frames)
+    assert isinstance(hello, WorkerHello) and hello.epoch.run == 2
+    bench.loop.granted(served, Grant(hello.epoch, 1, start=[a_start(0, [2], [1, 2, 3])], budget=ROOMY), 0)
+    assert read_until(frames, 1).tokens == {0: continuation([2], 8, 97)}
+    assert list(left.frames()) == []
+    bench.loop.detach(served)
+    assert not bench.loop.attached
+
+
 @pytest.mark.parametrize("bench", [0.2], indirect=True)
 def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(bench: LoopBench) -> None:
     session, _ = bench.attach_and_hang()

@@ -80,7 +80,8 @@ class RunLoop:
         self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
-        self._newest: Session | None = None
+        # The sessions that were not over when the newest one came, and the newest one.
+        self._sessions: tuple[Session, ...] = ()
         # The loop waits so long for an item before it asks the device to do deferred work; None: the device has none.
         self._send_timeout_s: float | None = QUIET_S
         self._ended = False
@@ -92,8 +93,7 @@ class RunLoop:
     @property
     def attached(self) -> bool:
         """Whether a scheduler is attached to this worker, or is about to be. May be called from any thread."""
-        newest = self._newest
-        return newest is not None and not newest.is_over
+        return any(not session.is_over for session in self._sessions)
 
     def start(self) -> None:
         """Start the model thread."""
@@ -101,14 +101,15 @@ class RunLoop:
 
     def attach(self) -> Session:
         """Return a session for a new scheduler, at once. The model thread then ends the run of the former scheduler,
-        which gets SCHEDULER_REPLACED, and sends the hello as the new session's first frame. After the loop has ended,
-        the session is closed with WORKER_STOPPED."""
+        which gets SCHEDULER_REPLACED, and sends the hello as the new session's first frame. If the new scheduler leaves
+        before that, the former one keeps its run. After the loop has ended, the session is closed with
+        WORKER_STOPPED."""
         session = Session()
         with self._ending:
             if self._ended:
                 session.close(_stopped())
             else:
-                self._newest = session
+                self._sessions = (*(other for other in self._sessions if not other.is_over), session)
                 self._inbox.put(_Attach(session))
         return session
 
@@ -212,14 +213,15 @@ class RunLoop:
 
     def _handle(self, item: _Item) -> None:
         """Handle one item of the inbox: apply a Grant, drain, attach a session in place of the present one, or detach
-        it. Grants and detachments of a session that is not attached are ignored."""
+        it. Grants and detachments of a session that is not attached are ignored, and so is a session that is over before
+        it is attached."""
         if isinstance(item, _Granted):
             item.session.applied()
             if item.session is self._session:
                 self._apply(item)
         elif isinstance(item, _Drain):
             self._engine.drain()
-        elif isinstance(item, _Attach):
+        elif isinstance(item, _Attach) and not item.session.is_over:
             if self._session is not None:
                 self._abort_session(_replaced())
             self._session = item.session
