@@ -26,7 +26,7 @@ def table(record: dict[str, Any]) -> str:
     names = ("faults", "answers", "errors", "wrong", "kept", "failed")
     total = {name: sum(line[name] for line in lines) for name in names}
     text = (
-        f"The last run had {total['faults']} faults and {total['answers']:,} answers. It took"
+        f"The last run had {total['faults']} faults and {total['answers']:,} answers. The run took"
         f" {record['seconds'] / 60:.0f} minutes on {record['cores']} cores (`CHAOS_SEED={record['seed']}`).\n\n"
         f"Clients saw {total['errors']} errors and {total['wrong']} wrong answers.\n\n"
         "| result | value |\n|---|--:|\n"
