@@ -6,6 +6,7 @@ Where several processes share the tests, each takes files: long ones first, so t
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,12 @@ _LONG = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end. Garbage collections leave them out, which takes a tenth of the unit tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(item: pytest.Item) -> int:

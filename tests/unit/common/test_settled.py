@@ -24,3 +24,4 @@ def test_what_is_there_is_not_looked_through_and_what_comes_later_is_collected()
         assert later() is None
     finally:
         gc.unfreeze()
+        gc.freeze()  # as tests/conftest.py did
