@@ -193,7 +193,7 @@ ENGINE_OPTIONS = (
     EngineOption(
         "kv-offloading-size",
         (("kvstore", "ram-bytes"),),
-        "memory of the kvstore, for copies of the workers' KV pages (default: 1)",
+        "memory of the kvstore, for copies of the workers' KV pages (default: 1 GiB)",
         "GIB",
         times=1 << 30,
     ),

@@ -93,47 +93,49 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="temperature", group="temperature", kind="number", wire="sampling.temperature", cost="token",
         default=1.0, low=0, high=100, client_checks_high=False, also_in=("responses", "messages"),
         generation_config="temperature",
-        description="Divides the logits before a token is sampled. 0 always takes the likeliest token.",
+        description="The worker divides the logits by this number before it samples a token. With 0, the worker always "
+        "takes the likeliest token.",
     ),
     Parameter(
         name="top_k", group="limit", kind="int", wire="sampling.top_k", cost="token",
         default=0, low=-1, high=MAX_INT32, engine_bounds="0 or -1 (all), or positive",
         also_in=("responses", "messages"), bench_flag=True,
         generation_config="top_k",
-        description="Keeps the k likeliest tokens, and tokens that are as likely as the last of these. 0 and -1 "
-        "keep all tokens.",
+        description="The worker keeps this number of the likeliest tokens, and further tokens that are as likely as "
+        "the last of them. 0 and -1 keep all tokens.",
     ),
     Parameter(
         name="top_p", group="limit", kind="number", wire="sampling.top_p", cost="token",
         default=1.0, low=0, high=1, above_low=True, instead_of_low="temperature 0 is greedy",
         also_in=("responses", "messages"), bench_flag=True,
         generation_config="top_p",
-        description="Keeps the likeliest tokens until their probabilities add up to this share. 1 keeps all "
+        description="The worker keeps the likeliest tokens until their probabilities add up to this share. 1 keeps all "
         "tokens.",
     ),
     Parameter(
         name="min_p", group="limit", kind="number", wire="sampling.min_p", cost="token",
         default=0.0, low=0, high=1, also_in=("responses",), bench_flag=True,
         generation_config="min_p",
-        description="Keeps tokens with at least this share of the likeliest token's probability. 0 keeps all "
-        "tokens.",
+        description="The worker keeps tokens with at least this share of the likeliest token's probability. 0 keeps "
+        "all tokens.",
     ),
     Parameter(
         name="typical_p", group="limit", kind="number", wire="sampling.typical_p", cost="token",
         default=1.0, low=0, high=1, above_low=True, instead_of_low="1 keeps all", always_sent=False,
         also_in=("responses",), bench_flag=True,
-        description="Keeps the tokens whose logprobs are nearest to the expected logprob, until their "
-        "probabilities add up to this share. 1 keeps all tokens.",
+        description="The worker keeps the tokens whose logprobs are nearest to the mean logprob (weighted by "
+        "probability), until their probabilities add up to this share. 1 keeps all tokens.",
     ),
     Parameter(
         name="presence_penalty", group="penalty", kind="number", wire="sampling.presence_penalty", cost="token",
         default=0.0, low=-2, high=2, engine_bounds="from -2 to 2", also_in=("responses",),
-        description="Is subtracted from the logit of each token that the answer contains.",
+        description="This number is subtracted from the logit of each token that the answer contains.",
     ),
     Parameter(
         name="frequency_penalty", group="penalty", kind="number", wire="sampling.frequency_penalty", cost="token",
         default=0.0, low=-2, high=2, engine_bounds="from -2 to 2", also_in=("responses",),
-        description="Is subtracted from a token's logit once for each time that the answer contains the token.",
+        description="This number is subtracted from a token's logit once for each time that the answer contains the "
+        "token.",
     ),
     Parameter(
         name="repetition_penalty", group="penalty", kind="number", wire="sampling.repetition_penalty", cost="token",
@@ -141,8 +143,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         engine_bounds=f"above 0, from {MIN_FLOAT32:.2g} to {MAX_FLOAT32:.2g}", client_checks_high=False,
         also_in=("responses",), bench_flag=True,
         generation_config="repetition_penalty",
-        description="For tokens that the prompt or the answer contains, positive logits are divided by this "
-        "number, and negative logits are multiplied by it.",
+        description="This number makes tokens that the prompt or the answer contains less likely. It divides positive "
+        "logits of these tokens, and multiplies negative ones.",
     ),
     Parameter(
         name="logit_bias", group="control", kind="biases", wire="sampling.logit_bias", cost="token",
@@ -168,19 +170,19 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="seed", group="seed", kind="int", wire="sampling.seed", cost="once",
         low=-(2**63), high=MAX_UINT64, also_in=("responses",),
-        description="The seed of the random numbers. If it is missing or -1, the router chooses one.",
+        description="The seed of the random numbers. If the seed is missing or -1, the router chooses a random seed.",
     ),
     Parameter(
         name="logprobs", group="report", kind="int", wire="sampling.logprobs", cost="answer",
         low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
-        description="The number of alternatives whose logprobs are returned for each token of the answer. 0 returns "
-        "only the token's own logprob. In chat requests, `logprobs` is true or false, and `top_logprobs` is the "
-        "number.",
+        description="For each token of the answer, the logprobs of this number of likeliest tokens are returned. 0 "
+        "returns only the logprob of the answer's token. In chat requests, `logprobs` is true or false, and "
+        "`top_logprobs` is the number.",
     ),
     Parameter(
         name="prompt_logprobs", group="report", kind="int", wire="sampling.prompt_logprobs", cost="prompt",
         low=0, high=MAX_INT32, limit="at most `--max-logprobs`",
-        description="The number of alternatives whose logprobs are returned for each token of the prompt.",
+        description="For each token of the prompt, the logprobs of this number of likeliest tokens are returned.",
     ),
     Parameter(
         name="max_tokens", group="length", kind="int", wire="max_tokens", cost="answer",
@@ -197,13 +199,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="truncate_prompt_tokens", group="length", kind="int", wire="truncate_prompt_tokens", cost="prompt",
         low=-1, high=MAX_INT32,
-        description="The number of tokens that are kept at the prompt's end. -1 keeps as many as the context has "
-        "room for.",
+        description="The router keeps only this number of tokens at the prompt's end. -1 keeps as many tokens as the "
+        "context has room for.",
     ),
     Parameter(
         name="thinking_token_budget", group="length", kind="int", wire="thinking_token_budget", cost="token",
         low=-1, high=MAX_INT32,
-        description="The largest number of thinking tokens. After these, the thinking is forced to end. -1: no limit.",
+        description="The largest number of tokens of the model's reasoning. After these, the worker forces the "
+        "reasoning to end. With -1, there is no limit.",
     ),
     Parameter(
         name="stop", group="stop", kind="strings", wire="stop", cost="sequence",
@@ -223,12 +226,12 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="repetition_detection", group="stop", kind="object", wire="repetition_detection", cost="token",
         limit="an object; [limits.md](limits.md) has its fields",
-        description="Ends an answer whose last tokens repeat one pattern several times.",
+        description="An answer ends if its last tokens repeat one pattern several times.",
     ),
     Parameter(
         name="include_stop_str_in_output", group="text", kind="bool", wire="include_stop_str_in_output", cost="once",
         default=False,
-        description="The answer includes the text of `stop` that ended it.",
+        description="If a text of `stop` ends the answer, the answer includes this text.",
     ),
     Parameter(
         name="skip_special_tokens", group="text", kind="bool", wire="skip_special_tokens", cost="once",
@@ -253,8 +256,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="length_penalty", group="choice", kind="number", wire="beam_search.length_penalty", cost="once",
         default=1.0, low=-10, high=10,
-        description="Beam search divides an answer's logprob by a power of the answer's length; this number is "
-        "the exponent.",
+        description="Beam search divides an answer's logprob by a power of the answer's length. This number is the "
+        "exponent.",
     ),
 )  # fmt: skip  # one row is one paragraph
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}

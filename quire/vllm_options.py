@@ -135,6 +135,7 @@ def _compilation(value: Any) -> Mapping[str, Any]:
 
 
 _ONE_GPU = "one worker runs on one GPU."
+_COPIES = "Quire has another option for the number of copies of the model."
 _REPLICAS = "Leave it out. `--replicas N` runs N copies of the model."
 _LORA = "LoRA adapters are not served."
 _MERGE = "Serve a checkpoint into which the adapter is merged."
@@ -176,7 +177,7 @@ VLLM_OPTIONS = (
     _neutral("convert", "auto none", "only text generation is served."),
     _neutral("config-format", "auto hf", "Hugging Face folders and GGUF files are read."),
     _neutral("code-revision", "main none", "code of a model is never run."),
-    _refused("hf-token", "anyone may read a command line.", "Set the variable HF_TOKEN."),
+    _refused("hf-token", "any user of the machine can read a command line.", "Set the variable HF_TOKEN."),
     _refused("hf-config-path", "config.json is read from the model's folder."),
     VllmOption(
         "quantization",
@@ -191,10 +192,8 @@ VLLM_OPTIONS = (
     _neutral("pipeline-parallel-size", "1", _ONE_GPU, _REPLICAS, "pp"),
     _neutral("prefill-context-parallel-size", "1", _ONE_GPU, _REPLICAS, "pcp"),
     _neutral("decode-context-parallel-size", "1", _ONE_GPU, _REPLICAS, "dcp"),
-    _neutral("data-parallel-size", "1", "Quire calls copies of the model replicas.", "Use `--replicas N`.", "dp"),
-    _neutral(
-        "data-parallel-size-local", "1", "Quire calls copies of the model replicas.", "Use `--replicas N`.", "dpl"
-    ),
+    _neutral("data-parallel-size", "1", _COPIES, "Use `--replicas N`.", "dp"),
+    _neutral("data-parallel-size-local", "1", _COPIES, "Use `--replicas N`.", "dpl"),
     _neutral("data-parallel-backend", "mp", "Ray is not used.", "Leave it out.", "dpb"),
     _switch("enable-expert-parallel", "false", "experts are not divided among GPUs."),
     _neutral("distributed-executor-backend", "mp uni none", "each worker is a process; Ray is not used."),
@@ -254,16 +253,18 @@ VLLM_OPTIONS = (
     *(_accepted(name, _WITHOUT.format("--enable-lora")) for name in ("max-loras", "max-lora-rank", "max-cpu-loras")),
     _accepted("fully-sharded-loras", _WITHOUT.format("--enable-lora"), switch=True),
     _neutral("guided-decoding-backend", "auto guidance", "grammars are always those of llguidance."),
-    _neutral("structured-outputs-config", "{} none", "a request has these options itself."),
+    _neutral("structured-outputs-config", "{} none", "each request sets these options."),
     _accepted(
-        "enable-auto-tool-choice", "Tool calls are taken out of answers wherever a parser is known.", switch=True
+        "enable-auto-tool-choice",
+        "Quire always finds tool calls if the model has a parser for them.",
+        switch=True,
     ),
     _refused(
         "tool-parser-plugin",
         "parsers are part of the tokenizer.",
         "Use a parser of --tool-call-parser, which docs/tools.md lists.",
     ),
-    _accepted("chat-template-content-format", "The chat template decides whether it gets a list or a text."),
+    _accepted("chat-template-content-format", "The chat template decides whether contents are lists or texts."),
     _neutral("response-role", "assistant", "answers always have the role assistant."),
     _accepted("disable-log-requests", "Prompts are never logged.", switch=True),
     _switch("enable-log-requests", "false", "prompts are never logged.", "Use traces: --otlp-traces-endpoint."),
@@ -283,7 +284,7 @@ VLLM_OPTIONS = (
     _refused("middleware", "an option cannot load code.", "Put a proxy in front."),
     _neutral("ssl-ca-certs", "none", "certificates of clients are not checked.", "Use --api-key-file."),
     _neutral("ssl-cert-reqs", "0", "certificates of clients are not checked.", "Use --api-key-file."),
-    _switch("enable-ssl-refresh", "false", "certificates are read only at the start.", "Use `quire restart router`."),
+    _accepted("enable-ssl-refresh", "Services always read changed certificate files, without a restart.", switch=True),
     _neutral("uds", "none", "the router listens on TCP.", "Use --host and --port."),
     _switch(
         "headless",
@@ -291,15 +292,15 @@ VLLM_OPTIONS = (
         "on other hosts, services are started one by one.",
         "See docs/architecture.md, 'Start the five services by hand'.",
     ),
-    _switch("enable-sleep-mode", "false", "a worker does not give its memory back.", "Use `quire down`."),
-    _switch("return-tokens-as-token-ids", "false", "each request decides this.", "Send return_tokens_as_token_ids."),
+    _switch("enable-sleep-mode", "false", "a worker keeps its memory until it ends.", "Use `quire down`."),
+    _switch("return-tokens-as-token-ids", "false", "each request sets this.", "Send return_tokens_as_token_ids."),
     _accepted("enable-prompt-tokens-details", "`usage` always contains the number of cached tokens.", switch=True),
     _neutral("logits-processor-pattern", "none", "a request cannot contain code.", "Use --logits-processors."),
     _neutral("logprobs-mode", "raw_logprobs", "logprobs are computed from the model's own logits."),
     _neutral("scheduler-cls", "none", "an option cannot load code.", "See docs/extending.md."),
     _neutral("worker-cls", "auto", "an option cannot load code.", "See docs/extending.md."),
     _neutral("worker-extension-cls", "none", "an option cannot load code.", "See docs/extending.md."),
-    _neutral("additional-config", "{} none", "it is for vLLM's plug-ins.", "See docs/extending.md."),
+    _neutral("additional-config", "{} none", "this option configures vLLM's plug-ins.", "See docs/extending.md."),
     _neutral("model-loader-extra-config", "{} none", "weights are read by one loader."),
     _neutral("pooler-config", "none {}", "only text generation is served."),
     _accepted("ignore-patterns", "Quire reads only the files that it needs."),

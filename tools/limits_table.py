@@ -32,18 +32,19 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "limits.md"
 CLASSES = {
     "once": "Quire checks or copies the value once per request. The cost does not depend on the value.",
     "bytes": "The cost grows with the size of the value in bytes. `--max-body-bytes` limits this size.",
-    "prompt": "The cost grows with the number of prompt tokens, which are encoded, computed and kept in pages.",
-    "sequence": "The value costs something once for each sequence of the request.",
-    "token": "The value costs some microseconds for each generated token of each sequence.",
+    "prompt": "The cost grows with the number of prompt tokens.",
+    "sequence": "The cost grows with the number of the request's answers. Each answer is a *sequence*.",
+    "token": "The value costs some microseconds for each generated token of each answer.",
     "answer": "The cost grows with the number of generated tokens, or with the data that is returned for each token.",
-    "none": "The field is ignored, or refused unless its value has no effect.",
+    "none": "The field costs nothing, because Quire ignores or refuses the field.",
 }
 
 _LONG_KIB = LONG_BYTES >> 10
-_BODY = "only the limit of the body's size"
+_BODY = "no limit of its own; `--max-body-bytes` limits the whole body"
 _CONTEXT = "at most the model's context length"
-_OBJECT = "an object; each of its fields has its own row"
+_OBJECT = "an object; this table has a row for each field of the object"
 _REFUSED = "not supported: refused"
+_UINT32 = "0 to 2^32 - 1"
 _SOURCE = f"at most {MAX_SOURCE_BYTES >> 20} MiB, and at most {MAX_GRAMMAR_BYTES >> 10} KiB after compilation"
 _SCHEMA = f"{_SOURCE}; nested at most {MAX_DEPTH} deep"
 
@@ -74,7 +75,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) < 2**63 else f"{value:g}"
 
 
-_ECHOED = f"for `/v1/responses` {bound_of(tables.RESPONSES['user'])}, otherwise {_BODY}"
+_ECHOED = f"for `/v1/responses` {bound_of(tables.RESPONSES['user'])}, elsewhere {_BODY}"
 # By field: the cost class, and the bound where the table of fields does not say all of it.
 FIELDS: Mapping[str, tuple[str, str]] = {
     **{each.name: (each.cost, each.limit) for each in PARAMETERS},
@@ -90,7 +91,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "continue_final_message": ("once", ""),
     "continuous_usage_stats": ("answer", ""),
     "description": ("bytes", _BODY),
-    "detokenize": ("once", "only true"),
+    "detokenize": ("none", "any value, which Quire ignores: the route returns token ids"),
     "disable_additional_properties": ("once", ""),
     "disable_any_whitespace": ("once", ""),
     "disable_fallback": ("none", _BODY),
@@ -123,7 +124,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "max_output_tokens": ("answer", _CONTEXT),
     "max_pattern_size": ("token", ""),
     "messages": ("prompt", f"at most {tables.MAX_MESSAGES:,} messages; in all {_CONTEXT}"),
-    "metadata": ("once", f"for `/v1/responses` {bound_of(tables.RESPONSES['metadata'])}, otherwise {_BODY}"),
+    "metadata": ("once", f"for `/v1/responses` {bound_of(tables.RESPONSES['metadata'])}, elsewhere {_BODY}"),
     "min_count": ("token", ""),
     "min_pattern_size": ("token", ""),
     "model": ("once", ""),
@@ -190,7 +191,7 @@ RPC_FIELDS: Mapping[str, tuple[str, str]] = {
     "GenerateRequest.constraint": ("token", _OBJECT),
     "GenerateRequest.adapter": ("none", _REFUSED),
     "GenerateRequest.media": ("none", _REFUSED),
-    "GenerateRequest.timeout_ms": ("once", "uint32"),
+    "GenerateRequest.timeout_ms": ("once", _UINT32),
     "GenerateRequest.tool_choice": ("once", _OBJECT),
     "ToolChoice.mode": ("once", "auto, none or required"),
     "ToolChoice.name": ("once", "the name of one of the tools"),
@@ -209,23 +210,23 @@ RPC_FIELDS: Mapping[str, tuple[str, str]] = {
         f"in all {_CONTEXT}",
     ),
     "Chat.template_kwargs_json": ("prompt", "nested at most 100 deep"),
-    "SamplingParams.sample": ("once", "uint32"),
+    "SamplingParams.sample": ("once", _UINT32),
     "SamplingParams.bad_words_ids": ("none", "refused; send bad_words instead"),
     "LogitBiasEntry.key": ("token", "a token id of the vocabulary"),
     "LogitBiasEntry.value": ("token", "-100 to 100"),
-    "Constraint.kind": ("once", "a kind of the contract that is not compiled"),
+    "Constraint.kind": ("once", "json_schema, json_object, regex, choice, grammar or structural_tag"),
     "Constraint.text": ("bytes", _SCHEMA),
-    "Constraint.digest": ("none", "refused"),
+    "Constraint.digest": ("none", "refused; only tokenizers set this field"),
     "Constraint.strict": ("once", "true or false"),
     "Constraint.disable_any_whitespace": ("once", "true or false"),
     "Constraint.disable_additional_properties": ("once", "true or false"),
     "Constraint.whitespace_pattern": ("bytes", _SOURCE),
-    "Constraint.version": ("none", "set by tokenizers; ignored in requests"),
+    "Constraint.version": ("none", "ignored in requests; only tokenizers set this field"),
     "MediaBlob.digest": ("none", _REFUSED),
     "MediaBlob.mime_type": ("none", _REFUSED),
     "MediaBlob.data": ("none", _REFUSED),
     "Resume.output_ids": ("prompt", "at most max_tokens"),
-    "Resume.characters": ("once", "uint32"),
+    "Resume.characters": ("once", _UINT32),
 }
 
 # Names of products, and how large each may be.
@@ -300,36 +301,36 @@ def _lines() -> Iterator[str]:
     yield "# Limits of a request"
     yield ""
     yield "This page is for users. Every field of a request has a limit, so that no request can slow down the others."
-    yield "If a request exceeds a limit, the error names the field, the cause and the fix. Over HTTP the status is"
-    yield "between 400 and 499. Over gRPC it is `INVALID_ARGUMENT` or `RESOURCE_EXHAUSTED`."
+    yield "If a request exceeds a limit, the error names the field, the cause and the fix. The HTTP status of such an"
+    yield "error is between 400 and 499. The gRPC status is `INVALID_ARGUMENT` or `RESOURCE_EXHAUSTED`."
     yield ""
     yield "`python -m tools.limits_table` generates this page from the tables with which the router checks requests."
     yield ""
     yield "## Limits of products"
     yield ""
-    yield "Some costs grow with the product of two numbers, for example the length of the prompt times `n`. In the"
+    yield "Some costs grow with the product of two numbers, for example the length of the prompt times `n`. In this"
     yield "table, *sequences* is the number of answers that the worker computes for the request. With `best_of`,"
-    yield "this is the number of prompts x `best_of`. Without `best_of`, it is the number of prompts x `n`."
+    yield "*sequences* is the number of prompts x `best_of`. Without `best_of`, it is the number of prompts x `n`."
     yield ""
     yield "| product | at most |"
     yield "|---|---|"
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "The logprobs per token include the token's own logprob. The last row counts the tokens of the longest"
+    yield "The logprobs per token include the token's own logprob. The tokens of all answers are those of the longest"
     yield "possible answers. If a request has no `max_tokens` and its endpoint has no default, an answer may fill the"
     yield f"rest of the model's context. Such an answer counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""
-    yield "The flags are options of the router, with their defaults in parentheses."
+    yield "The flags in this table are options of the router. Their defaults are in parentheses."
     yield ""
     yield "| subject | limit |"
     yield "|---|---|"
     yield "| size of an HTTP body or a gRPC request | `--max-body-bytes` (4 MiB) |"
     yield (
         "| memory for all HTTP bodies at the same time; a body counts two bytes for each byte after its first 64 KiB "
-        "| `--max-bodies-mib` (256 MiB); further bodies get status 503 |"
+        "| `--max-bodies-mib` (256 MiB); at the limit, a further request gets status 503 |"
     )
     yield "| memory for the HTTP bodies of one API key, counted in the same way | half of `--max-bodies-mib` |"
     yield f"| size of an HTTP body above which a child process of the router parses it | {_LONG_KIB} KiB |"
@@ -349,12 +350,13 @@ def _lines() -> Iterator[str]:
         "[key file](../services/router/README.md#keys) |"
     )
     yield ""
-    yield "`--tokens-per-minute` counts the tokens of prompts, of answers, and of texts for `/tokenize` and similar"
-    yield "endpoints. It also counts the part of a prompt that `truncate_prompt_tokens` removes."
+    yield "`--tokens-per-minute` limits the tokens of prompts, of answers, and of texts for `/tokenize` and similar"
+    yield "endpoints. The part of a prompt that `truncate_prompt_tokens` removes counts too."
     yield ""
     yield "## Cost classes"
     yield ""
-    yield "The cost class of a field in the next two tables says on which quantity the field's cost depends:"
+    yield "In the tables of HTTP fields and gRPC fields, each field has a cost class. The cost class says on which"
+    yield "quantity the field's cost depends:"
     yield ""
     yield "| cost class | meaning |"
     yield "|---|---|"
@@ -370,7 +372,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## gRPC fields of quire.v1.Inference"
     yield ""
-    yield "The first column names a message and one of its fields."
+    yield "The column *field* names a protobuf message and one of its fields."
     yield ""
     yield "| field | limit | cost class |"
     yield "|---|---|---|"

@@ -62,8 +62,8 @@ _KEYS = (
 )
 _LEASE = ("below 1 KiB", "the message names one lease")
 _PAGES = (
-    f"{FRAME_PAGES:,} pages, or all pages of one request. A page takes {_HASH} bytes, and 4 bytes per token if the "
-    "watcher asked for tokens"
+    f"{FRAME_PAGES:,} pages; one request with more pages is not divided. A page takes {_HASH} bytes, and 4 bytes per "
+    "token if the caller asked for tokens"
 )
 
 # By `Service.Method`: bound and enforcer of the request, or of each message of its stream, and of the answer.
@@ -71,10 +71,10 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Inference.Generate": (
         ("`--max-body-bytes` (4 MiB)", "the gRPC options of the public port"),
         (
-            f"the part of the answer that the client has not read yet. It has at most {MAX_PROMPT_ALTERNATIVES:,} "
-            f"logprobs of the prompt, of about {_PUBLIC_ALTERNATIVE} bytes each "
-            f"({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)} together), and at most {MAX_ALTERNATIVES:,} "
-            "logprobs of the answer",
+            f"the part of the answer that the client has not read yet. This part has at most "
+            f"{MAX_PROMPT_ALTERNATIVES:,} logprobs of the prompt, of about {_PUBLIC_ALTERNATIVE} bytes each "
+            f"({size(MAX_PROMPT_ALTERNATIVES * _PUBLIC_ALTERNATIVE)} together). It also has at most "
+            f"{MAX_ALTERNATIVES:,} logprobs of the answer",
             f"products.py; {_CHANNEL}",
         ),
     ),
@@ -103,11 +103,17 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "Scheduler.SetRole": (_SMALL, _SMALL),
     "Tokenizer.Encode": (
         ("`--max-text-bytes` (16 MiB), in at most `--max-texts` (1,024) texts", "encoder.py"),
-        ("4 bytes per token: 64 MiB for the longest texts, 16 MiB for a public request", f"max_tokens; {_CHANNEL}"),
+        (
+            "4 bytes per token: 64 MiB for the longest texts, 16 MiB for a public request",
+            f"`max_tokens` of the request; {_CHANNEL}",
+        ),
     ),
     "Tokenizer.RenderChat": (
         ("`--max-text-bytes` (16 MiB)", "conversation.py"),
-        ("4 bytes per token, or the text", f"max_tokens, the memory limit of the renderer; {_CHANNEL}"),
+        (
+            "4 bytes per token, or the text",
+            f"`max_tokens` of the request, the memory limit of the rendering process; {_CHANNEL}",
+        ),
     ),
     "Tokenizer.CompileGrammar": (
         (f"{size(MAX_SOURCE_BYTES)}", "grammar_compiler.py"),
@@ -156,7 +162,7 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ("16 bytes per page if the response contains the places of the pages; else below 1 KiB", "`--max-keys`"),
     ),
     "KvStore.BeginPut": (_KEYS, ("4 bytes per page", "`--max-keys`")),
-    "KvStore.Put": ((f"{size(PUT_FRAME_BYTES)} of a page", f"the sender; {_CHANNEL}"), _SMALL),
+    "KvStore.Put": ((f"{size(PUT_FRAME_BYTES)} of a page", f"the worker that sends the page; {_CHANNEL}"), _SMALL),
     "KvStore.CommitPut": (_LEASE, _SMALL),
     "KvStore.Get": (("4 bytes per page", "`--max-keys`"), (f"{size(PUT_FRAME_BYTES)} of a page", "servicer.py")),
     "KvStore.Attach": (_LEASE, ("16 bytes per page", "`--max-keys`")),
@@ -174,26 +180,26 @@ _BODY = f"{size(BODY_BYTES)} of a page's body"
 DATA_FRAMES: Mapping[FrameKind, tuple[str, str]] = {
     FrameKind.GET: ("asks for pages of a lease", _INDICES),
     FrameKind.PUT: ("contains a part of a page to store", _BODY),
-    FrameKind.DAMAGED: ("reports a page that arrived damaged", _NONE),
+    FrameKind.DAMAGED: ("reports to the sender of a page that the page arrived damaged", _NONE),
     FrameKind.MAP: ("asks for the file descriptor of the other side's memory (Unix sockets only)", _NONE),
     FrameKind.LEND: ("passes a file descriptor of the sender's memory (Unix sockets only)", _NONE),
     FrameKind.TAKE: ("says that a page to store lies in the memory that LEND passed", _NONE),
-    FrameKind.DONE: ("says that the reader needs nothing more of the lease", _NONE),
-    FrameKind.LOCATE: ("asks where pages lie in the memory that the ticket names", _NONE),
-    FrameKind.AGENT: ("asks for the NIXL agent of the other side", _NONE),
+    FrameKind.DONE: ("says that the reader needs no more pages of a lease", _NONE),
+    FrameKind.LOCATE: ("asks where pages lie in the GPU memory that a ticket names", _NONE),
+    FrameKind.AGENT: ("asks for the address of the other side's agent of NIXL, a library for RDMA", _NONE),
     FrameKind.SHOW: ("asks for pages of a lease over NIXL", _INDICES),
     FrameKind.PAGE: ("answers GET with a part of a page", _BODY),
-    FrameKind.END: ("ends the answer to a request", _NONE),
-    FrameKind.TAKEN: ("acknowledges pages", _NONE),
-    FrameKind.REFUSED: ("refuses a request", "the code of the error"),
-    FrameKind.ALIVE: ("says that the answer will go on", _NONE),
+    FrameKind.END: ("ends the answer to GET, DAMAGED, MAP, LEND, DONE or SHOW", _NONE),
+    FrameKind.TAKEN: ("says that the receiver of PUT, TAKE or SHOWN has the pages", _NONE),
+    FrameKind.REFUSED: ("answers a frame with an error", "the code of the error"),
+    FrameKind.ALIVE: ("says that the answer to an earlier frame will still come", _NONE),
     FrameKind.PLACED: (
         "answers LOCATE and AGENT",
         "4 bytes per page, for at most 4,096 pages; or the metadata of a NIXL agent",
     ),
     FrameKind.SHOWN: (
         "answers GET and SHOW with the places of pages in shared memory",
-        "136 bytes per page, for at most half of the reader's window",
+        "136 bytes per page, for at most four pages",
     ),
 }
 # Purpose and payload of each kind of frame between a worker's engine and its KV transfer agent.
@@ -205,13 +211,13 @@ AGENT_FRAMES: Mapping[AgentFrameKind, tuple[str, str]] = {
     AgentFrameKind.CANCEL: ("cancels all earlier transfers", _NONE),
     AgentFrameKind.PING: ("asks whether the agent is alive", _NONE),
     AgentFrameKind.CUT: ("cancels one transfer", _NONE),
-    AgentFrameKind.OFFERED: ("says how many pages for other workers are complete on the device", "4 bytes"),
+    AgentFrameKind.OFFERED: ("says how many pages of an export are complete on the device", "4 bytes"),
     AgentFrameKind.FETCHED: ("says how many pages the engine has read from another worker's memory", "4 bytes"),
     AgentFrameKind.READY: ("says that the agent has started", _NONE),
     AgentFrameKind.WANTED: ("asks the engine to put pages into the ring", "4 bytes per page"),
     AgentFrameKind.ARRIVED: ("says that received pages lie in the ring", "8 bytes per slot of the ring"),
     AgentFrameKind.RELEASED: ("says that the agent has sent pages from the ring", "4 bytes per slot of the ring"),
-    AgentFrameKind.ENDED: ("ends a transfer, with the number of complete pages", "8 bytes"),
+    AgentFrameKind.ENDED: ("says that a transfer has ended, and how many pages are complete", "8 bytes"),
     AgentFrameKind.PONG: ("answers PING", _NONE),
     AgentFrameKind.FETCH: ("asks the engine to read pages from another worker's memory", "4 bytes per page"),
     AgentFrameKind.KEPT: ("says how many of the FETCHED pages are valid", "4 bytes"),
@@ -221,7 +227,7 @@ MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
     MatcherFrameKind.SETUP: ("configures the matcher", "JSON"),
     MatcherFrameKind.OPEN: (
         "starts a sequence in a mask slot",
-        f"its grammar, at most {size(MAX_GRAMMAR_BYTES)}; 4 bytes per output token",
+        f"the sequence's grammar, at most {size(MAX_GRAMMAR_BYTES)}; 4 bytes per output token",
     ),
     MatcherFrameKind.TOKENS: ("says which tokens a step has sampled", "16 bytes per token"),
     MatcherFrameKind.CLOSE: ("ends a sequence, and frees its mask slot", _NONE),
@@ -238,7 +244,7 @@ MATCHER_FRAMES: Mapping[MatcherFrameKind, tuple[str, str]] = {
 ZMQ = (
     (
         "events: topic, number (8 bytes), batch of changes",
-        "256 changes. A change is of one request, and takes 14 bytes per page and 5 bytes per token",
+        "256 changes. A change has the pages of one request. A change takes 14 bytes per page and 5 bytes per token",
         "event_pump.py",
     ),
     ("snapshot: topic, number, part of the snapshot", "1,024 pages", "page_names.py"),
@@ -249,14 +255,18 @@ ZMQ = (
     ),
     (
         "missed events: client, empty frame, number, batch",
-        "the limit of events; the scheduler keeps the last `buffer_steps` (10,000) batches",
+        "as for events; the scheduler keeps the last `buffer_steps` (10,000) batches",
         "zmq_publisher.py",
     ),
 )
 REDIS = (
     ("`quire:endpoint:SERVICE:INSTANCE`", "below 1 KiB", "the value is one address; it expires after `ttl_s`"),
     ("`quire:instances:SERVICE`", "the names of all instances", "names of instances that have ended are removed"),
-    ("`quire:life`", "below 100 bytes", "the value is one random number"),
+    (
+        "`quire:life`, by which services notice that Redis has lost its data",
+        "below 100 bytes",
+        "the value is one random number",
+    ),
     (
         "`quire:limit:{TENANT}:requests`, `:tokens`",
         "two numbers, and one for each router",
@@ -268,7 +278,7 @@ REDIS = (
         "store.py; the key expires after `--responses-ttl-s`",
     ),
     (
-        "`quire:page:` with namespace, hash and KV group",
+        "`quire:page:` with namespace, hash and KV group (a group of layers with the same kind of KV data)",
         "a page of `--max-page-bytes` (256 MiB) and 128 bytes",
         "put_manager.py; the key expires after `--redis-ttl-s`",
     ),
@@ -294,14 +304,15 @@ def _lines() -> Iterator[str]:
     yield f"to {limit}. A larger message ends its stream and all requests on the stream. So services divide or refuse"
     yield "large content."
     yield ""
-    yield "The tables show the largest size of each message. The column *ensured by* names a file of the code, an"
-    yield "option, or a property of the message."
+    yield "The tables show the largest size of each message. The column *ensured by* says why no message is larger. The"
+    yield "column names a file of the code, an option, or a property of the message."
     yield ""
     yield "`python -m tools.messages_table` generates this page from the protobuf contracts and from constants."
     yield ""
     yield "## RPCs"
     yield ""
-    yield "Each RPC has two rows: the request and the response. For a stream, the limit is for each message."
+    yield "Each RPC has two rows: one for its request, and one for its response. For a stream, the limit holds for each"
+    yield "message of the stream."
     yield ""
     yield "| RPC | message | at most | ensured by |"
     yield "|---|---|---|---|"
@@ -329,7 +340,7 @@ def _lines() -> Iterator[str]:
     yield "## Frames between a worker and its KV transfer agent"
     yield ""
     yield "The KV transfer agent is a helper process that sends and receives pages for the worker. Worker and agent"
-    yield "pass pages through shared memory, the *ring*. They also exchange frames of at most"
+    yield "pass pages through shared memory, the *ring*. Worker and agent also exchange frames of at most"
     yield f"{size(AGENT_FRAME_BYTES)} (`quire_worker/side_process/frames.py`)."
     yield ""
     yield "| frame | purpose | payload |"
@@ -351,7 +362,8 @@ def _lines() -> Iterator[str]:
     for title, intro, rows in (
         (
             "KV events over ZeroMQ",
-            "With `--kv-events-config`, a scheduler publishes the changes of its prefix cache in vLLM's format.",
+            "With `--kv-events-config`, a scheduler publishes the changes of its prefix cache in vLLM's format. This "
+            "table has the frames of each ZeroMQ message.",
             ZMQ,
         ),
         ("Redis", "These are the keys that Quire stores in Redis.", REDIS),

@@ -30,9 +30,9 @@ its `config.json`. `python -m tools.models_table` generates this page from the w
 
 ## Architectures
 
-Quire reads Hugging Face folders with safetensors for each architecture in this table. It never runs code from a
-model's folder. The column *GGUF* has the architecture's name in [GGUF files](#gguf-files), if Quire reads GGUF files
-of this architecture.
+For each architecture in this table, Quire reads Hugging Face folders with safetensors. Quire never runs code from a
+model's folder. If Quire reads GGUF files of an architecture, the column *GGUF* has the architecture's name in
+[GGUF files](#gguf-files).
 
 A test runs tiny models of each architecture, with random weights, on the CPU in float32. The column *configurations*
 has the number of these models. The test requires:
@@ -41,15 +41,16 @@ has the number of these models. The test requires:
 """
 _MULTIMODAL = """## Multimodal models
 
-The models of these architectures have several parts. Quire serves only the language model. The field `text_config` of
-`config.json` describes this part. Quire does not load the weights of the other parts, and refuses requests with images.
+A model of these architectures has several parts, for example a vision encoder and a language model. Quire serves only
+the language model. The field `text_config` of `config.json` describes the language model. Quire does not load the
+weights of the other parts, and refuses requests with images.
 
 | architecture | `model_type` of `text_config` | tensors that are left out |
 |---|---|---|
 {rows}
 
-- A test compares the logits and greedy tokens of tiny random models with those of transformers. It includes each kind
-  of checkpoint, if there are several with different names of tensors.
+- A test compares the logits and greedy tokens of tiny random models with those of transformers. Checkpoints of one
+  architecture may name their tensors differently. The test covers each of these kinds of checkpoint.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
 - Language models without an entry in the table of [architectures](#architectures) run in the [Transformers
   backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
@@ -71,22 +72,23 @@ llama.cpp's converter changes some models:
 - GGUF files of SmolLM3 do not tell which layers have no rotary embedding. As llama.cpp does, Quire leaves out the
   rotary embedding in every fourth layer.
 - GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
-  of a head instead. For the 27B models it uses the hidden size divided by the number of heads.
+  of a head instead. For the 27B models, Quire uses the hidden size divided by the number of heads.
 
-Tensors have other names in GGUF files than in Hugging Face folders. The rows of some matrices are in another order.
-A test converts models in the same way as llama.cpp's converter. The test compares Quire's logits and greedy tokens from
-the GGUF file with those of transformers. The column *GGUF test* of the table of architectures says what is compared:
+In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have their rows in another
+order. So a test converts models in the same way as llama.cpp's converter. The test compares Quire's logits and greedy
+tokens from the GGUF file with those of transformers. The column *GGUF test* of the table of architectures says what is
+compared:
 
 | GGUF test | comparison |
 |---|---|
-| converted | The file is a tiny model that the test converts. Nobody else has confirmed the order of matrix rows |
-| transformers | As *converted*. In addition, transformers reads the file, and its results must match |
-| real model | As *transformers*, and the same with a file that llama.cpp wrote (SmolLM2 135M, Gemma 3 270M) |
+| converted | The test converts a tiny model to a GGUF file. No other program has confirmed the order of matrix rows |
+| transformers | As *converted*. In addition, transformers reads the file, and its results must match Quire's |
+| real model | As *transformers*, and the same with a file of llama.cpp's converter (SmolLM2 135M, Gemma 3 270M) |
 
-Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have them. It
-runs each of these models with the code of a similar family. The table of architectures lists each model in the row of
-that family. The tests use tiny models of the similar family, for example a Llama model for InternLM 2. No other program
-has confirmed Quire's results for these models.
+Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have these
+models. Quire runs each of these models with the code of a similar family. The table of architectures lists each model
+in the row of that family. The tests use tiny models of the similar family, for example a Llama model for InternLM 2. No
+other program has confirmed Quire's results for these models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
@@ -113,33 +115,34 @@ quire serve org/name
 These limits hold in the Transformers backend:
 - The worker reads weights only from safetensors, and runs no code from the model's folder.
 - Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files do not work.
-- The last bits of logits may depend on the batch. Greedy tokens may then depend on it too. So the worker refuses
-  `--batch-invariant`.
+- The last bits of logits may depend on the other sequences in the batch. Then greedy tokens may depend on these
+  sequences too. So the worker refuses `--batch-invariant`.
 - A worker with this backend and a worker with Quire's own code never share KV pages.
 
-Steps take longer than in Quire's own code, above all steps with few sequences:
+Decode steps take longer in the Transformers backend than in Quire's own code, above all steps with few sequences
+([log](../bench/LOG.md)):
 
-| step | Transformers backend, ms | Quire's own code, ms |
-|---|---|---|
-| demo model on a CPU with one thread, 1 sequence ([log](../bench/LOG.md)) | 8 | 1 |
-| the same, 64 sequences | 34 | 23 |
-| model with Qwen3 0.6B's shape on an H200, 1 sequence: time between tokens | 1.06 | 0.72 |
-| the same, 32 sequences | 1.81 | 1.24 |
-| the same, 128 sequences | 2.79 | 2.11 |
+| model and device | sequences | Transformers backend, ms | Quire's own code, ms |
+|---|---|---|---|
+| demo model, CPU with one thread | 1 | 8 | 1 |
+| demo model, CPU with one thread | 64 | 34 | 23 |
+| model with Qwen3 0.6B's shape, H200 | 1 | 1.06 | 0.72 |
+| model with Qwen3 0.6B's shape, H200 | 32 | 1.81 | 1.24 |
+| model with Qwen3 0.6B's shape, H200 | 128 | 2.79 | 2.11 |
 
-The backend refuses a model that it would compute wrongly. The error says why:
+The Transformers backend refuses a model that it would compute wrongly. The error says why:
 
 | error | cause |
 |---|---|
 | `TRANSFORMERS_MISSING` | the package transformers is not installed |
 | `UNSUPPORTED_ARCHITECTURE` | transformers has no such causal model, or the model has more parts than a decoder |
-| `REMOTE_CODE` | the code of the model is in its folder |
-| `UNSUPPORTED_LAYER_TYPE` | recurrent, convolution or linear-attention layers |
+| `REMOTE_CODE` | the code of the model is in the model's folder, and Quire runs no such code |
+| `UNSUPPORTED_LAYER_TYPE` | the model has recurrent, convolution or linear-attention layers |
 | `UNSUPPORTED_CACHE` | the code of the model defines its own cache class |
-| `UNSUPPORTED_ATTENTION` | attention that Quire's pages or kernels do not support (see below) |
-| `UNSUPPORTED_ROPE` | longrope, with sequences above the original context |
-| `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the option `--dtype` or `--quantize` |
-| `NOT_BATCH_INVARIANT` | the option `--batch-invariant` |
+| `UNSUPPORTED_ATTENTION` | Quire's pages or kernels do not support the model's attention (see below) |
+| `UNSUPPORTED_ROPE` | the model's rotary embedding is longrope, and `--max-model-len` is above the original context |
+| `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the backend does not support the option `--dtype` or `--quantize` |
+| `NOT_BATCH_INVARIANT` | the backend does not support the option `--batch-invariant` |
 
 The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 
@@ -149,28 +152,28 @@ The message of `UNSUPPORTED_ATTENTION` names one of these causes:
 - results of a sequence that depend on other sequences of the batch
 - positions that do not start at 0, as those of RoBERTa
 
-A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. It compares the results
-with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most 0.0001.
-Architectures outside this test may work too. The test covers:"""
+A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. The test compares the
+results with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most
+0.0001. Architectures outside this test may work too. The test covers:"""
 _OUTRO = """## GPUs
 
 A GPU worker runs the same architectures as a CPU worker, with one exception. The size of an attention head must be a
 multiple of 16, and at most 256. For any other size, the worker refuses the model with an error that names the size.
 
-Tests run the GPU kernels on the CPU with Triton's interpreter, and compile them for Hopper. On a real GPU, we have run
-only these models:
+Tests run the GPU kernels on the CPU with Triton's interpreter, and compile the kernels for Hopper GPUs. On a real GPU,
+we have run only these models:
 - Llama and Qwen3 models
 - SmolLM2 (a Llama model) and Gemma 3 270M, from GGUF files
 - one Llama model and one Qwen3 model, in the Transformers backend
 
 ## What is refused
 
-The worker checks `config.json` before it reads the weights. It refuses a model if a field asks for a computation that
-the worker does not support. Each error names the field.
+The worker checks `config.json` before it reads the weights. The worker refuses a model if a field asks for a
+computation that the worker does not support. Each error names the field.
 
 | error | cause |
 |---|---|
-| `UNSUPPORTED_ARCHITECTURE` | no family has this architecture, with `--model-impl quire` |
+| `UNSUPPORTED_ARCHITECTURE` | with `--model-impl quire`, no model family of Quire has this architecture |
 | `UNSUPPORTED_CONFIG` | a field asks for a computation that the family lacks, or an attention field is unknown |
 | `UNSUPPORTED_ROPE` | a rotary embedding other than default, linear, llama3, yarn, longrope |
 | `UNSUPPORTED_LAYER_TYPE` | a layer that is neither full nor sliding attention |
@@ -178,26 +181,27 @@ the worker does not support. Each error names the field.
 | `BAD_CONFIG` | a field is absent or of the wrong kind, or two fields contradict each other |
 | `TIED_HEAD_DIFFERS` | the config ties the output head to the embedding, but the weights have a separate output head |
 
-Quire does not support latent attention, recurrent layers, vision inputs or audio inputs. It also does not support these
+Quire does not support latent attention, recurrent layers, vision inputs or audio inputs. Nor does Quire support these
 models:
 - OPT 350M, which has its norms after the blocks
 - StableLM 2 12B, which has a norm for each attention head
 - MPT models with biases or without ALiBi
 
 **Old files of OLMo 3.** An old `config.json`, for example from transformers 4, may have one rotary embedding (RoPE) for
-all layers instead of one for each type of layer. The releases of transformers read some of these files differently.
-Quire refuses those:
+all layers instead of one for each type of layer. Some of these files have a different meaning for each release of
+transformers. Quire refuses such files:
 
 - files with a `rope_theta` other than 500000
 - files with a scaled RoPE in `rope_parameters`
 - files with a `rope_scaling` without `rope_type`
 
-For such a file, name both RoPEs with `--hf-overrides`: set `rope_parameters` with `full_attention` and
-`sliding_attention`, and set `rope_scaling` and `rope_theta` to null.
+To serve an OLMo 3 model with such a file, name both rotary embeddings with `--hf-overrides`: set `rope_parameters` with
+`full_attention` and `sliding_attention`, and set `rope_scaling` and `rope_theta` to null.
 
-**longrope.** A RoPE of type `longrope` has factors for short and for long sequences. transformers chooses by the
-present length of the sequence. The worker chooses once, so that cached pages remain valid as the sequence grows. If
-`--max-model-len` is above `original_max_position_embeddings`, the worker uses the factors for long sequences.
+**longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
+the factors by the present length of the sequence. The worker chooses the factors once, so that cached pages remain
+valid as the sequence grows. If `--max-model-len` is above `original_max_position_embeddings`, the worker uses the
+factors for long sequences.
 """
 
 

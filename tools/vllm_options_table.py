@@ -20,7 +20,8 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "vllm-options.md"
 # Options of ENGINE_OPTIONS that vLLM does not have.
 _OURS = ("insecure", "kvstore-", "lockstep", "paced", "batch-invariant", "vllm-grpc", "share-prefix", "redis",
          "requests-per", "tokens-per", "metrics-", "max-body", "max-n", "request-timeout", "worker-timeout",
-         "torch-threads", "log-level", "device", "api-key-file")  # fmt: skip  # a list of beginnings
+         "torch-threads", "log-level", "device", "api-key-file", "max-bodies", "quantize", "otlp-tls-ca",
+         "otlp-sampling")  # fmt: skip  # a list of beginnings
 _EXACT = ("max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills")
 
 
@@ -64,7 +65,7 @@ _SECTIONS = (
     (
         "Translated",
         "translated",
-        "Quire sets its own option instead, which has another name.",
+        "For each of these options, Quire sets an option of its own, which has another name.",
         "| option | meaning | Quire's option |",
     ),
     (
@@ -76,13 +77,13 @@ _SECTIONS = (
     (
         "Accepted with some values only",
         "neutral values",
-        "Quire accepts only the values in the second column, which mean what Quire does without the option.",
+        "Quire accepts only the values in the column *accepted values*. These values mean what Quire does anyway.",
         "| option | accepted values | why other values are refused | what to do instead |",
     ),
     (
         "Refused",
         "refused",
-        "Quire does not accept these options with any value.",
+        "Quire refuses these options, whatever their value.",
         "| option | why | what to do instead |",
     ),
 )
