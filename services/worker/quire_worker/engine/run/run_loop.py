@@ -213,8 +213,8 @@ class RunLoop:
 
     def _handle(self, item: _Item) -> None:
         """Handle one item of the inbox: apply a Grant, drain, attach a session in place of the present one, or detach
-        it. Grants and detachments of a session that is not attached are ignored, and so is a session that is over before
-        it is attached."""
+        it. Grants and detachments of a session that is not attached are ignored, and so is a session that is over
+        before it is attached."""
         if isinstance(item, _Granted):
             item.session.applied()
             if item.session is self._session:
