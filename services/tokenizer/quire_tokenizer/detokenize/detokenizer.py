@@ -219,6 +219,7 @@ class Detokenizer:
                 continue
             if suspicious and min(ids, default=0) < 0:
                 del opened[handle]
+                self._owing.discard(handle)
                 answer.errors.append((handle, _bad_token(min(ids))))
                 continue
             stream = request.stream

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, QuireError
-from quire_tokenizer.detokenize import long_rows
+from quire_tokenizer.detokenize import detokenizer, long_rows
 from quire_tokenizer.detokenize.detokenizer import (
     Detokenizer,
     EndedRequest,
@@ -106,6 +106,16 @@ def test_a_bad_token_ends_its_request_alone(stream: Stream) -> None:
     assert [(handle, error.code) for handle, error in answer.errors] == [(1, "BAD_TOKEN_ID")]
     assert answer.text == ["hello"]
     assert len(stream.detokenizer) == 1
+
+
+def test_a_bad_token_of_a_request_that_owes_long_text_leaves_nothing_owed(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detokenizer, "_LONG_CHARS", 2)
+    stream.open(1, prior_ids=stream.ids("hello"))
+    assert stream.detokenizer.owes_long
+    stream.step((1, [-3], 0))
+    assert not stream.detokenizer.owes_long
 
 
 def test_ids_beyond_the_vocabulary_add_nothing(stream: Stream) -> None:
