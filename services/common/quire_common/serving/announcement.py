@@ -15,6 +15,7 @@ from quire_common.errors import ConfigError
 PASSIVE = ("static", "dns")
 _ANY_HOST = ("0.0.0.0", "::")
 _CLOSE_LIMIT_S = 10.0
+_CANCEL_LIMIT_S = 1.0
 
 
 async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
@@ -54,12 +55,24 @@ class ThreadAnnouncement:
 
     def close(self) -> None:
         """Withdraw the registration, if there is one, and end the thread. Waits; raises TimeoutError if the withdrawal
-        takes more than 10 s."""
-        if self._discovery is not None and self._thread is not None:
-            closing = asyncio.run_coroutine_threadsafe(self._discovery.close(), self._loop)
-            try:
-                closing.result(_CLOSE_LIMIT_S)
-            finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join()
-        self._loop.close()
+        takes more than 10 s. The withdrawal is then cancelled."""
+        try:
+            if self._discovery is not None and self._thread is not None:
+                closing = asyncio.run_coroutine_threadsafe(self._discovery.close(), self._loop)
+                try:
+                    closing.result(_CLOSE_LIMIT_S)
+                finally:
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._thread.join()
+                    self._cancel_tasks()
+        finally:
+            self._loop.close()
+
+    def _cancel_tasks(self) -> None:
+        """Cancel the tasks that are left in the loop, which no longer runs in the thread, and wait briefly for their
+        ends."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_LIMIT_S))
