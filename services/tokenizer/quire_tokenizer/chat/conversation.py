@@ -78,7 +78,13 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
         if not isinstance(tool, dict):
             raise _bad("BAD_TOOL", f"tools[{index}] is not an object.", 'Send {"type": "function", ...}.', "tools")
     conversation = Conversation([_message(m, f"messages[{i}]") for i, m in enumerate(messages)], tools or None, kwargs)
-    _check_depth(conversation.values, MAX_DEPTH)
+    # The arguments count as deep as the lists beside them: all are values of one object of variables.
+    for param, value, most in (
+        ("messages", conversation.messages, MAX_DEPTH - 1),
+        ("tools", conversation.tools, MAX_DEPTH - 1),
+        ("chat_template_kwargs", kwargs, MAX_DEPTH),
+    ):
+        _check_depth(value, most, param)
     try:
         for text in strings_of(conversation.values):
             text.encode()
@@ -174,16 +180,16 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return results
 
 
-def _check_depth(value: Any, left: int) -> None:
-    """Raise InvalidArgument if any value lies within `left` or more lists and objects."""
+def _check_depth(value: Any, left: int, param: str) -> None:
+    """Raise InvalidArgument, which names `param`, if any value lies within `left` or more lists and objects."""
     if not left:
-        raise _too_deep("messages")
+        raise _too_deep(param)
     if isinstance(value, list):
         for item in value:
-            _check_depth(item, left - 1)
+            _check_depth(item, left - 1, param)
     elif isinstance(value, dict):
         for item in value.values():
-            _check_depth(item, left - 1)
+            _check_depth(item, left - 1, param)
 
 
 def _bad(code: str, message: str, fix: str, param: str = "messages") -> InvalidArgument:

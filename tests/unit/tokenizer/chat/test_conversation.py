@@ -99,6 +99,24 @@ def test_bad_input(messages: Any, tools: Any, kwargs: Any, code: str) -> None:
     assert caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("messages", "tools", "kwargs", "param"),
+    [
+        ([{"role": "user", "content": "x", "deep": nested(96)}], [{"a": nested(96)}], {"deep": nested(98)}, ""),
+        ([{"role": "user", "content": "x", "deep": nested(97)}], None, None, "messages"),
+        (user("x"), [{"a": nested(97)}], None, "tools"),
+        (user("x"), None, {"deep": nested(99)}, "chat_template_kwargs"),
+    ],
+)
+def test_error_of_too_deep_nesting_names_its_field(messages: Any, tools: Any, kwargs: Any, param: str) -> None:
+    if not param:
+        parse(messages, tools, kwargs)
+        return
+    with pytest.raises(QuireError, match=f"{param} is nested too deeply") as caught:
+        parse(messages, tools, kwargs)
+    assert (caught.value.code, caught.value.param) == ("JSON_TOO_DEEP", param)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '"\\u12"', "[1" + "0" * 5000 + "]"])
 def test_broken_json(text: str) -> None:
     with pytest.raises(QuireError) as caught:
