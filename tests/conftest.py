@@ -35,7 +35,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end. Garbage collections leave them out, which takes a tenth of the unit tests' time."""
+    """Modules and tests stay to the end. Garbage collections leave them out, which takes a tenth of the unit tests'
+    time."""
     gc.collect()
     gc.freeze()
 
