@@ -162,7 +162,7 @@ def test_half_a_frame_is_none(ends: Ends) -> None:
 
 
 def test_who_drips_or_is_silent_is_not_waited_for(make_ends: Callable[..., Ends]) -> None:
-    ends = make_ends(timeout_s=0.2)
+    ends = make_ends(timeout_s=0.05)
     assert broken(ends.store.receive) == "slow"
     stop = threading.Event()
     frame = ends.made(Head(FrameKind.DAMAGED, HANDLE))
@@ -183,7 +183,7 @@ def test_who_drips_or_is_silent_is_not_waited_for(make_ends: Callable[..., Ends]
 
 
 def test_who_does_not_read_is_not_waited_for(make_ends: Callable[..., Ends]) -> None:
-    ends = make_ends(timeout_s=0.2)
+    ends = make_ends(timeout_s=0.05)
     body = memoryview(bytes(MAX_PAYLOAD_BYTES))
 
     def send_much() -> None:

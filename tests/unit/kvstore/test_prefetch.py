@@ -1,4 +1,4 @@
-"""Lookups that wait for pages below memory: deadlines, company, and no room. Integrity is checked after each."""
+"""Lookups that wait for pages below memory: company, and no room. Integrity is checked after each."""
 
 from __future__ import annotations
 
@@ -64,22 +64,6 @@ def holding(*runs: PageRun, free: bool = True, blind: bool = False) -> ScriptedB
     backend = ScriptedBackend(free=free, blind=blind)
     backend.held = {run.key(index): framed(run, index) for run in runs for index in range(len(run))}
     return backend
-
-
-def test_the_deadline_keeps_what_has_come() -> None:
-    backend = holding(A, free=False)
-    with over(backend) as store:
-        backend.allow(3)
-        pages, lease = store.lookup(A, 0, pin=True, wait_s=1.5)
-        assert pages == 3 and lease is not None
-        for index in range(3):
-            read_all(store, lease.id, A, index)
-        store.release([lease.id])
-        backend.release_all()
-        eventually(lambda: store.stats().pages == 4)
-        assert backend.reads == [A.key(index) for index in range(4)], "what had begun still comes, the rest is not read"
-        assert found(store, A, wait_s=LONG_S) == (8, "scripted")
-        assert len(backend.reads) == 8
 
 
 def test_no_time_means_memory_alone() -> None:

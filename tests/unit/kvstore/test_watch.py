@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,12 +86,13 @@ def test_who_resumes_gets_the_tail_alone_and_joined(store: PageStore) -> None:
 
 
 def test_a_watcher_may_ask_for_fewer_frames(store: PageStore) -> None:
-    events = watch(store, interval_ms=1000)
+    events, began_s = watch(store, interval_ms=100), time.monotonic()
     assert next(events).snapshot_complete
     for index in range(3):
         put(store, part(A, 0, index + 1))
     frame = next(events)
     assert (frame.first_sequence, frame.sequence) == (1, 3) and 0 < frame.age_us < 60e6
+    assert time.monotonic() - began_s >= 0.1
 
 
 def test_a_snapshot_comes_in_bounded_frames() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -96,8 +96,10 @@ async def test_half_a_surrogate_pair(encoder: Encoder) -> None:
 
 
 async def test_the_queue_is_bounded_and_frees_itself(pool: WorkPool) -> None:
+    may_end = threading.Event()
+
     def slow() -> int:
-        time.sleep(0.2)
+        assert may_end.wait(60)
         return 1
 
     running = [asyncio.ensure_future(pool.run(slow)) for _ in range(8)]
@@ -105,5 +107,9 @@ async def test_the_queue_is_bounded_and_frees_itself(pool: WorkPool) -> None:
     with pytest.raises(Overloaded, match="TOKENIZER_OVERLOADED"):
         await pool.run(slow)
     running[0].cancel()  # the thread stays busy, and the place taken
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="TOKENIZER_OVERLOADED"):
+        await pool.run(slow)
+    may_end.set()
     assert await asyncio.gather(*running[1:]) == [1] * 7
     assert await pool.run(slow) == 1

@@ -84,6 +84,7 @@ def test_half_of_a_pair_is_no_error_while_the_other_half_may_still_come(tmp_path
 
 def test_the_thread_passes_changes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_files, "POLL_S", 0.02)
+    monkeypatch.setattr(watched_files, "_watcher", watched_files._Watcher())  # that of other tests sleeps for a second
     path, heard = tmp_path / "a", list[str]()
     aged(path, "one")
     files = WatchedFiles("thread", [str(path)], path.read_text, heard.append)

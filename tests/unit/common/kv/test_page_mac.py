@@ -145,6 +145,7 @@ def refusals() -> float:
 
 def test_keys_follow_their_file_and_a_bad_file_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_files, "POLL_S", 0.02)
+    monkeypatch.setattr(watched_files, "_watcher", watched_files._Watcher())  # that of other tests sleeps for a second
     file = tmp_path / "page_mac_key"
     file.write_text(OLD + "\n")
     mac = mac_of(OLD, str(file))

@@ -175,15 +175,26 @@ async def test_page_watchers_are_bounded() -> None:
     await Watch(engine, watches).next()
 
 
-async def test_a_watcher_may_ask_for_fewer_frames() -> None:
+async def test_a_watcher_may_ask_for_fewer_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses_s, passed, sleep = list[float](), asyncio.Event(), asyncio.sleep
+
+    async def pause(delay_s: float) -> None:
+        pauses_s.append(delay_s)
+        await passed.wait()
+
+    monkeypatch.setattr("quire_scheduler.service.page_watch.asyncio.sleep", pause)
     engine = Engine()
     names = engine.attach(tail=100)
     watch = Watch(engine, interval_ms=1500)
     await watch.next()
     coming = asyncio.ensure_future(watch.next())
+    for _ in range(10):  # until the watcher waits for changes
+        await sleep(0)
     for page in range(1, 21):
-        await asyncio.sleep(0.001)
         name(names, page)
+        await sleep(0)
+    assert len(pauses_s) == 1 and 0 < pauses_s[0] <= 1.5 and not coming.done()
+    passed.set()
     frame = await coming
     assert frame.first_sequence == 1 and frame.sequence == 20, "all came within the interval"
     assert 0 < frame.age_us < 60e6

@@ -144,7 +144,8 @@ def test_vacancy_is_known(bench: LoopBench) -> None:
     assert bench.loop.wait_vacant(WAIT_S)
 
 
-def test_signs_of_life_come_while_a_long_step_runs(bench: LoopBench) -> None:
+def test_signs_of_life_come_while_a_long_step_runs(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_worker.engine.run.session.HEARTBEAT_S", 0.05)
     session, epoch, frames = bench.attach()
     bench.loop.granted(session, Grant(epoch, 1, budget=ROOMY), 0)
     assert next_report(frames).retired == 1
