@@ -80,7 +80,7 @@ class JsonCall:
     @property
     def may_be_text(self) -> bool:
         """Whether the object may turn out to be text, and the next character is not within arguments. Then a marker is
-        no part of it."""
+        a part of the object only if the object turns out to be a call."""
         in_arguments = self._state == self._in_value and self._key in _ARGUMENT_KEYS
         return self._accept is not None and not self.named and not in_arguments
 
@@ -279,7 +279,19 @@ class JsonToolParser:
     """Parses content, and calls between markers. Calls are objects or lists of objects, with separators between
     them."""
 
-    __slots__ = ("_body", "_call", "_content", "_format", "_header", "_marked", "_names", "_writer", "parse_text")
+    __slots__ = (
+        "_body",
+        "_call",
+        "_content",
+        "_format",
+        "_header",
+        "_held",
+        "_held_from",
+        "_marked",
+        "_names",
+        "_writer",
+        "parse_text",
+    )
     thinking = False
 
     def __init__(self, call_format: JsonCallFormat, names: Collection[str], writer: PartWriter) -> None:
@@ -292,18 +304,25 @@ class JsonToolParser:
         self._call: JsonCall | None = None
         self._header: str | None = None
         self._marked = False
+        # Texts, and markers (True), from the first start marker in a string of an object that may be text; None: no
+        # such marker has come. The object has `_held_from` characters before them.
+        self._held: list[tuple[str, bool]] | None = None
+        self._held_from = 0
         self.parse_text: Callable[[str], None] = self._at_start if call_format.bare else self._content.write
 
     def parse_marker(self, marker: str) -> None:
         """Begin calls at a start marker, and end them at an end marker; unfinished text without a name becomes content.
-        A marker within a string, or another marker within a call, is text of the call. [ARGS] and [CALL_ID] belong to
-        the header of a named call. Any other marker is content."""
+        A marker within a string, or another marker within a call, is text of the call. If the string's object turns out
+        not to be a call, its first start marker begins calls after all. [ARGS] and [CALL_ID] belong to the header of a
+        named call. Any other marker is content."""
         if self._body is None:
             self.parse_text = self._content.write
         call = self._call
         begins = marker in self._format.begins
-        if call is not None and call.in_string and not (begins and call.may_be_text):
-            self._in_body(marker)
+        if call is not None and call.in_string:
+            if self._held is None and begins and call.may_be_text:
+                self._held, self._held_from = [], len(call.raw)
+            self._in_body(marker, is_marker=True)
         elif begins:
             self._give_up()
             self._begin(marker)
@@ -314,7 +333,7 @@ class JsonToolParser:
         elif self._body is not None and self._header is not None and marker in ("[ARGS]", "[CALL_ID]"):
             self._header += marker
         elif self._body is not None and self._call is not None:
-            self._in_body(marker)
+            self._in_body(marker, is_marker=True)
         else:
             self._content.write(marker)
 
@@ -349,10 +368,12 @@ class JsonToolParser:
         if call is None or not call.streams:
             self._in_body(text, end)
 
-    def _in_body(self, text: str, at: int = 0) -> None:
+    def _in_body(self, text: str, at: int = 0, *, is_marker: bool = False) -> None:
         """Parse text of calls: separators, then one call after another. If a call fails before its name, its text and
         the rest are content. If it fails later, the text up to the end marker is written as arguments."""
         self.parse_text = self._in_body
+        if self._held is not None:
+            self._held.append((text, is_marker))
         while at < len(text):
             if self._call is None:
                 at = self._between(text, at)
@@ -361,6 +382,7 @@ class JsonToolParser:
             call = self._call
             at = call.feed(text, at)
             if call.named:
+                self._held = None
                 self._content.drop()
                 if call.streams:
                     # All text was read.
@@ -372,6 +394,8 @@ class JsonToolParser:
                 if call.named:
                     # Broken JSON: the arguments are the model's text up to the end marker.
                     self._writer.write_arguments(text[at:])
+                    return
+                if self._parse_held():
                     return
                 self._give_up()
                 self._end_body()
@@ -424,10 +448,25 @@ class JsonToolParser:
         self._content.write(rest)
         return len(text)
 
+    def _parse_held(self) -> bool:
+        """If a start marker stands in a string of an object that is no call, end the object before the marker, and
+        parse the marker and all that has come after it. The text before is content. Returns whether there was such a
+        marker."""
+        held, call = self._held, self._call
+        if held is None or call is None:
+            return False
+        self._content.write(f"{self._body}{call.raw[: self._held_from]}")
+        self._held = self._call = None
+        self._end_body()
+        for text, is_marker in held:
+            (self.parse_marker if is_marker else self.parse_text)(text)
+        return True
+
     def _give_up(self, end_marker: str = "") -> None:
         """End the call in progress. If it has no name, its text and the end marker become content, and NO_CALL_FOUND is
         added to the writer's failures, unless the text was a bare object. White space and separators alone are
         dropped."""
+        self._parse_held()
         header, call, body = self._header, self._call, self._body
         self._header = self._call = None
         if header is not None:

@@ -129,7 +129,7 @@ def test_calls_come_back_whatever_the_pieces(
     assert parse(parsers, [written]) == parts
 
 
-@pytest.mark.parametrize("text", ['{"', '{"na', '{"name": "', '{"name": "get_', '{"type": "f'])
+@pytest.mark.parametrize("text", ['{"', '{"na', '{"name": "', '{"name": "get_', '{"type": "f', '{"id": "a'])
 def test_an_object_that_is_cut_off_by_a_marker_is_content(text: str) -> None:
     written = text + '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}'
     for pieces in (written, [written]):
@@ -139,6 +139,24 @@ def test_an_object_that_is_cut_off_by_a_marker_is_content(text: str) -> None:
 def test_a_marker_in_arguments_before_the_name_is_text() -> None:
     written = '{"parameters": {"city": "<|python_tag|>"}, "name": "get_weather"}'
     assert summary(parse(tool_parsers("llama3_json"), written)) == ("", [("get_weather", {"city": "<|python_tag|>"})])
+
+
+@pytest.mark.parametrize("key", ["id", "type"])
+@pytest.mark.parametrize("value", ["<|python_tag|>", 'a<|python_tag|>{\\"b<|python_tag|>'])
+def test_a_marker_in_another_string_of_a_call_is_text(key: str, value: str) -> None:
+    written = f'{{"{key}": "{value}", "name": "find", "parameters": {{"city": "<|python_tag|>"}}}}; '
+    parsers = tool_parsers("llama3_json")
+    second = '{"name": "get_weather", "parameters": {}}'
+    for pieces in (written + second, [written + second]):
+        calls = [("find", {"city": "<|python_tag|>"}), ("get_weather", {})]
+        assert summary(parse(parsers, pieces)) == ("", calls)
+
+
+@pytest.mark.parametrize("value", ['"a<|python_tag|>b", "age": 3}', '"a<|python_tag|>b', '"<|python_tag|>"}'])
+def test_an_object_with_a_marker_that_is_no_call_is_content(value: str) -> None:
+    written = '{"id": ' + value
+    for pieces in (written, [written]):
+        assert summary(parse(tool_parsers("llama3_json"), pieces)) == (written, [])
 
 
 def _as_xml(value: object) -> object:
