@@ -106,7 +106,7 @@ test-unit: USUAL_JOBS = 2
 # Containers often set this variable. Then Python does not keep compiled modules, and each test process compiles all of
 # them again. That takes half of the time before the first test.
 test-unit: export PYTHONDONTWRITEBYTECODE =
-test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; 1 to 2 minutes
+test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; a minute
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 
 .PHONY: test

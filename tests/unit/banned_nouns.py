@@ -9,7 +9,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from tests.unit.source_files import may_name
+from tests.unit.source_files import may_name, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of everything that a module names, and of what it uses."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Name):
             yield line, node.id

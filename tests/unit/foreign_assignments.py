@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from tests.unit.source_files import nodes_of
+
 _LOOKED_AT = frozenset(
     (
         ast.AnnAssign, ast.Assign, ast.AsyncFunctionDef, ast.Attribute, ast.ClassDef, ast.For, ast.FunctionDef,
@@ -43,7 +45,7 @@ def foreign_assignments(sources: Mapping[str, str]) -> list[Assignment]:
 
 def _nodes(tree: ast.AST) -> list[ast.AST]:
     """The parts of a tree that this module looks at, a fifth of all."""
-    return [node for node in ast.walk(tree) if type(node) in _LOOKED_AT]
+    return [node for node in nodes_of(tree) if type(node) in _LOOKED_AT]
 
 
 def _declared(nodes: Iterable[ast.AST]) -> set[str]:

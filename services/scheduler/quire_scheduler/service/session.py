@@ -191,15 +191,16 @@ class Session:
     def _join_last_message(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
         """Join `outputs`, which `message` encodes, to the last message in the queue. Returns False, and changes
         nothing, if the queue is empty, the result would be too large, or the two cannot be joined."""
-        if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
+        size = message.ByteSize()
+        if not self._waiting or self._last is None or self._bytes + size > self._bound_bytes:
             return False
         into = self._waiting[-1]
-        if into is None or into.ByteSize() + message.ByteSize() > MOST_JOINED_BYTES:
+        if into is None or (into_size := into.ByteSize()) + size > MOST_JOINED_BYTES:
             return False
         joined = join(self._last, outputs)
         if joined is None:
             return False
-        self._bytes -= into.ByteSize()
+        self._bytes -= into_size
         into.MergeFrom(message)  # notes go behind notes; columns are put anew
         put_columns(joined, into)
         self._last, self._bytes = joined, self._bytes + into.ByteSize()
