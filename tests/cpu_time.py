@@ -1,11 +1,9 @@
-"""CPU time of short calls, and of processes."""
+"""CPU time of short calls."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-import psutil
 
 
 def least_cpu_s(call: Callable[[], object], times: int = 3) -> float:
@@ -16,10 +14,3 @@ def least_cpu_s(call: Callable[[], object], times: int = 3) -> float:
         call()
         took_s.append(time.thread_time() - began_s)
     return min(took_s)
-
-
-def process_cpu_s(process: psutil.Process) -> float:
-    """The CPU time that a process has taken, in whole ticks of 10 ms. The kernel guesses how it divides into the times
-    of user and system, so that a test must not rely on one of them."""
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -9,7 +9,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """Return user and system time of a process so far, without its children."""
+    """Return user and system time of a process so far, without its children, in whole ticks of 10 ms. The kernel
+    guesses how they divide, so that nothing may rely on one of them."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 

@@ -37,7 +37,7 @@ class TokenizerConfig(ServiceConfig):
     encode_threads: int = option(2, "threads that encode and decode texts too long for the event loop", at_least=1)
     max_texts: int = option(1024, "texts of one Encode or Decode", at_least=1)
     max_text_bytes: int = option(16 << 20, "UTF-8 bytes of one request's texts or conversation", at_least=1)
-    max_waiting: int = option(256, "encodings and renderings that may wait; more are refused", at_least=1)
+    max_waiting: int = option(256, "encodings, and renderings, that may run or wait; more are refused", at_least=1)
     max_token_ids: int = option(1 << 20, "token ids of one Decode, GetTokenBytes or resumed request", at_least=1)
     render_processes: int = option(
         2, "child processes that render chat templates, started when first needed", at_least=1

@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class WorkPool:
-    """Runs functions in threads. It refuses a function when `max_waiting` are under way. Only one event loop may use
-    it."""
+    """Runs functions in threads. The pool refuses a function when `max_jobs` functions run or wait. Only one event loop
+    may use the pool."""
 
-    def __init__(self, threads: int, max_waiting: int) -> None:
+    def __init__(self, threads: int, max_jobs: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="work")
-        self._max_waiting = max_waiting
+        self._max_jobs = max_jobs
         self._under_way = 0
 
     async def run(self, function: Callable[[], T], *, completes: bool = False) -> T:
         """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if too many
         functions wait, unless this one completes work that was done before. If the caller is cancelled, the function
         still runs to its end."""
-        if self._under_way >= self._max_waiting and not completes:
+        if self._under_way >= self._max_jobs and not completes:
             raise overloaded(f"{self._under_way} texts are waiting to be encoded.")
         self._under_way += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, function)

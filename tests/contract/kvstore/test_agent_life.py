@@ -12,14 +12,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench import ROOT
+from bench.harness.process_cpu import cpu_s
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_worker.kv_transfer.agent_process import COMMAND
-from tests.cpu_time import process_cpu_s
 from tests.fakes.kv_transfer.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
 from tests.tiers import deep_after
 
@@ -197,9 +196,11 @@ def test_agent_starts_fast_and_imports_little(tmp_path: Path) -> None:
     """The real one, without a kvstore at the other end."""
     with AgentRig(tmp_path, command=COMMAND) as rig:
         result = rig.do(load(1, 1, 11))
-        spent_s = process_cpu_s(psutil.Process(rig.transfer_agent.pid))
-        maps = Path(f"/proc/{rig.transfer_agent.pid}/maps").read_text()
-        status = Path(f"/proc/{rig.transfer_agent.pid}/status").read_text()
+        pid = rig.transfer_agent.pid
+        assert pid is not None
+        spent_s = cpu_s(pid)
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
     assert not result.ok
     assert "grpc" in maps and not [name for name in ("torch", "numba", "llvmlite") if name in maps]
     resident_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.harness.process_cpu import cpu_s
 from quire.v1 import common_pb2
 from quire_common.kv.kv_client import KvClient
 from quire_common.telemetry import tracing
 from quire_common.telemetry.interceptors import sync_client_interceptors
 from tests.contract.kvstore.kvstore_process import KvstoreProcess
-from tests.cpu_time import process_cpu_s
 from tests.otlp_sink import OtlpSink
 from tests.unit.kvstore.pages import BODY_BYTES, body, chain
 
@@ -64,7 +63,7 @@ def test_kvstore_process_is_small_and_starts_fast() -> None:
     process = KvstoreProcess()
     try:
         process.wait_ready()
-        spent_s = process_cpu_s(psutil.Process(process.child.pid))
+        spent_s = cpu_s(process.child.pid)
         status = Path(f"/proc/{process.child.pid}/status").read_text()
         resident_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.harness.process_cpu import cpu_s
 from quire_common.errors import QuireError, TooLarge, Unavailable
 from quire_router import metrics
 from quire_router.backoff import Backoff
@@ -23,7 +24,6 @@ from quire_router.front.http.bodies.body_parsers import parse_body
 from quire_router.front.parameters.request_limits import Limits
 from quire_router.sequences.job import TextPrompt
 from tests.contract.router_replicas.test_router_failures import until
-from tests.cpu_time import process_cpu_s
 from tests.fakes.router.parsed_requests import same
 from tests.fakes.router.router_rig import router_rig
 from tests.unit.router.front.test_parsed_codec import REFUSED, TAKEN
@@ -149,9 +149,9 @@ async def test_cancelled_body_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     async with parser() as made:
         await ask(made, LONG)
         (process,) = children()
-        before_s = process_cpu_s(process)
+        before_s = cpu_s(process.pid)
         left = asyncio.ensure_future(ask(made, MANY))
-        await until(lambda: process_cpu_s(process) > before_s)
+        await until(lambda: cpu_s(process.pid) > before_s)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
@@ -234,7 +234,6 @@ async def test_process_ends_with_the_router_that_is_killed(tmp_path: Path) -> No
 import asyncio, sys
 from quire_router.front.http.bodies.body_parser import BodyParser
 from quire_router.front.parameters.request_limits import Limits
-from tests.cpu_time import process_cpu_s
 
 async def main():
     parser = BodyParser(Limits(1, 0), 4 << 20)

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-import psutil
 import pytest
 
+from bench.harness.process_cpu import cpu_s
 from bench.harness.processes import Service
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.credit import Finish
 from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
 from quire_worker.paced.faults import EXIT_DIED
-from tests.cpu_time import process_cpu_s
 from tests.fakes.worker.engine_bench import ROOMY, Told, a_start
 from tests.fakes.worker.worker_server import FakeScheduler
 
@@ -93,7 +92,7 @@ def test_rows_of_any_number_of_tokens_give_the_same_answers(flags: tuple[str, ..
 def test_paced_worker_starts_fast_and_stops_on_sigterm() -> None:
     with Service("worker", "--paced", "2") as process:
         process.ready()
-        spent_s = process_cpu_s(psutil.Process(process.popen.pid))
+        spent_s = cpu_s(process.popen.pid)
         assert spent_s < 5, "of a processor: a busy machine may take longer"
         assert process.stop() == 0
 

@@ -16,17 +16,17 @@ class BoundedSlots:
     """Used from one event loop. `overloaded` makes the error of a job that is one too many; its argument is the number
     of the other jobs, those that hold a slot included."""
 
-    def __init__(self, slots: int, max_waiting: int, overloaded: Callable[[int], QuireError]) -> None:
+    def __init__(self, slots: int, max_jobs: int, overloaded: Callable[[int], QuireError]) -> None:
         self._slots = asyncio.Semaphore(slots)
-        self._max_waiting = max_waiting
+        self._max_jobs = max_jobs
         self._overloaded = overloaded
         self._jobs = 0
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Context manager: wait for a free slot, and hold it inside. Raises the error that `overloaded` makes, at once,
-        if `max_waiting` other jobs wait or hold slots."""
-        if self._jobs >= self._max_waiting:
+        if `max_jobs` other jobs wait or hold slots."""
+        if self._jobs >= self._max_jobs:
             raise self._overloaded(self._jobs)
         self._jobs += 1
         try:

@@ -35,25 +35,25 @@ class ChildFailed(Exception):
 
 
 class ChildPool:
-    """Used from one event loop. `overloaded` makes the error of a job for which too many others wait; its argument is
-    their number."""
+    """Used from one event loop. At most `max_jobs` jobs run or wait. `overloaded` makes the error of a job that is one
+    too many; its argument is the number of the other jobs."""
 
     def __init__(
         self,
         program: ChildProgram,
         processes: int,
-        max_waiting: int,
+        max_jobs: int,
         timeout_s: float,
         overloaded: Callable[[int], QuireError],
     ) -> None:
         self._program = program
         self._timeout_s = timeout_s
-        self._slots = BoundedSlots(processes, max_waiting, overloaded)
+        self._slots = BoundedSlots(processes, max_jobs, overloaded)
         self._idle: list[ChildProcess] = []
 
     async def run(self, job: bytes, payload: bytes = b"") -> Frame:
         """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
-        many jobs wait. Raises ChildFailed if the job takes longer than `timeout_s` or the child fails, and the
+        many jobs run or wait. Raises ChildFailed if the job takes longer than `timeout_s` or the child fails, and the
         program's error if no child starts."""
         async with self._slots.slot():
             return await self._ask(job, payload)

@@ -38,7 +38,7 @@ class RenderLimits:
 class RenderPool:
     """Used from one event loop."""
 
-    def __init__(self, processes: int, max_waiting: int, limits: RenderLimits) -> None:
+    def __init__(self, processes: int, max_jobs: int, limits: RenderLimits) -> None:
         self._max_chars = limits.max_chars
         program = ChildProgram(
             "quire_tokenizer.chat.render_child",
@@ -46,8 +46,8 @@ class RenderPool:
             limits.max_chars * _BYTES_PER_CHAR + 4096,
             _not_started,
         )
-        self._children = ChildPool(program, processes, max_waiting, limits.timeout_s, _overloaded)
-        self._large_slots = BoundedSlots(max(1, processes - 1), max_waiting, _overloaded)
+        self._children = ChildPool(program, processes, max_jobs, limits.timeout_s, _overloaded)
+        self._large_slots = BoundedSlots(max(1, processes - 1), max_jobs, _overloaded)
 
     def large_conversation(self) -> AbstractAsyncContextManager[None]:
         """Return the context in which a large conversation is rendered. It waits until few others are under way: of two

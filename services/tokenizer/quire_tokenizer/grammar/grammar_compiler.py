@@ -45,7 +45,7 @@ class GrammarLimits:
     """The limits of compiling and of the cache."""
 
     processes: int
-    max_waiting: int
+    max_jobs: int
     cpu_s: float
     """The processor time of one compilation."""
     memory_bytes: int
@@ -109,7 +109,7 @@ class GrammarCompiler:
             first_frame=framed(_first_frame(vocabulary)),
         )
         timeout_s = limits.cpu_s * _WALL_FACTOR
-        self._children = ChildPool(program, limits.processes, limits.max_waiting, timeout_s, _overloaded)
+        self._children = ChildPool(program, limits.processes, limits.max_jobs, timeout_s, _overloaded)
         self._limits = limits
         self._version = metadata.version("llguidance")
         self._cache: OrderedDict[bytes, _CachedOutcome] = OrderedDict()

@@ -16,7 +16,7 @@ from quire_common.gguf.block_kinds import KIND_NAMED, BlockKind
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.checkpoint import Checkpoint
-from quire_worker.weights.parameter_store import ParameterStore, some_of
+from quire_worker.weights.parameter_store import ParameterStore, first_five
 from quire_worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
 from quire_worker.weights.source_tensors import SourceTensor, source_tensors
 from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
@@ -105,7 +105,7 @@ def _match(
     if missing:
         raise ConfigError(
             "MISSING_TENSOR",
-            f"{checkpoint.folder} lacks {len(missing)} tensors that its config.json implies: {some_of(missing)}.",
+            f"{checkpoint.folder} lacks {len(missing)} tensors that its config.json implies: {first_five(missing)}.",
             "Use config.json and weights of the same revision.",
         )
     tied = not any(spec.role == "head.weight" for spec in specs)
@@ -120,7 +120,7 @@ def _match(
     if extra:
         raise ConfigError(
             "UNEXPECTED_TENSOR",
-            f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {some_of(extra)}.",
+            f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {first_five(extra)}.",
             "Use config.json and weights of the same revision.",
         )
     if tied:

@@ -105,6 +105,6 @@ class ParameterStore:
         return stored + sum(tensor.nbytes for tensor in self._packed.values())
 
 
-def some_of(names: Sequence[str]) -> str:
+def first_five(names: Sequence[str]) -> str:
     """Return the first five names, for an error message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

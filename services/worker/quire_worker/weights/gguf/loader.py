@@ -24,7 +24,7 @@ from quire_worker.threads.cores import usable_cores
 from quire_worker.weights.gguf.architectures import find_architecture
 from quire_worker.weights.gguf.rope_fields import ROPE_TENSORS
 from quire_worker.weights.gguf.tensor_values import check_readable, read_blocks, read_pieces
-from quire_worker.weights.parameter_store import ParameterStore, some_of
+from quire_worker.weights.parameter_store import ParameterStore, first_five
 
 MOST_THREADS = 8
 _FIX = "Download the file again, or convert the model with a current llama.cpp."
@@ -128,14 +128,14 @@ def _match(model: GgufModel, specs: Sequence[ParameterSpec]) -> list[tuple[Param
     if missing:
         raise ConfigError(
             "MISSING_TENSOR",
-            f"{path} lacks {len(missing)} tensors that its metadata implies: {some_of(missing)}.",
+            f"{path} lacks {len(missing)} tensors that its metadata implies: {first_five(missing)}.",
             _FIX,
         )
     extra = [name for name in model.tensors if name not in wanted and name not in ROPE_TENSORS]
     if extra:
         raise ConfigError(
             "UNEXPECTED_TENSOR",
-            f"{path} holds {len(extra)} tensors that its metadata does not imply: {some_of(extra)}.",
+            f"{path} holds {len(extra)} tensors that its metadata does not imply: {first_five(extra)}.",
             _FIX,
         )
     found: list[tuple[ParameterSpec, TensorPlace]] = []
