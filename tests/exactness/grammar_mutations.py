@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire_worker.engine import step_runner
+from quire_worker.engine import step_completion, step_runner
 from quire_worker.engine.step_runner import StepRunner
-from quire_worker.matcher import matcher_client
+from quire_worker.matcher import matcher_client, step_masks
+from quire_worker.matcher.lookahead_grammar import LookaheadGrammar
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher_client import MatcherClient
+from quire_worker.matcher.row_constraint import RowConstraint
 from quire_worker.matcher.wire import pack_open
 from quire_worker.sampling.token_mask import TokenMask
 from tests.exactness.mutations import Mutation
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
     from quire_worker.arrays import Bool
+    from quire_worker.engine.in_flight_step import InFlightStep
+    from quire_worker.engine.ports import StepOutcome
+    from quire_worker.engine.report_draft import StepRows
+    from quire_worker.engine.resident_slots import ResidentSlots
     from quire_worker.engine.stop_rule import KeptTokens
-    from quire_worker.matcher.row_constraint import RowConstraint
     from quire_worker.matcher.wire import OpenMessage
     from quire_worker.side_process.frames import Frame
     from quire_worker.step import StepBatch, StepOutput
@@ -109,7 +114,59 @@ def mask_slots_kept_at_the_end(patch: MonkeyPatch) -> None:
     patch.setattr(MatcherClient, "close_sequence", lambda self, constraint: None)
 
 
+def draft_without_its_mask_is_kept(patch: MonkeyPatch) -> None:
+    """A token that was sampled behind a forced one, before its mask had come, counts."""
+    fetch = step_masks.fetch_masks
+    patch.setattr(
+        "quire_worker.paced.runner.fetch_masks", lambda batch, samples: fetch(batch, samples)._replace(missing=())
+    )
+
+
+def forced_tokens_consumed_twice(patch: MonkeyPatch) -> None:
+    """A grammar consumes a forced token ahead, and again when the token is sampled."""
+    accept = LookaheadGrammar._accept_token
+
+    def accepted(self: LookaheadGrammar, token: int) -> None:
+        ahead = len(self._masks) > 1
+        accept(self, token)
+        if ahead:
+            self._grammar.accept_tokens([token])
+
+    patch.setattr(LookaheadGrammar, "_accept_token", accepted)
+
+
+def masks_ahead_at_the_position_before(patch: MonkeyPatch) -> None:
+    """A mask that is computed ahead is written for the token before."""
+    look_ahead = LookaheadGrammar.look_ahead
+
+    def looked(self: LookaheadGrammar) -> tuple[int, TokenMask] | None:
+        found = look_ahead(self)
+        return None if found is None else (found[0] - 1, found[1])
+
+    patch.setattr(LookaheadGrammar, "look_ahead", looked)
+
+
+def finished_sequences_find_masks_ahead(patch: MonkeyPatch) -> None:
+    """A row in flight of a sequence that has ended samples on, and the matcher hears of it."""
+    patch.setattr(RowConstraint, "finish", lambda self: None)
+
+
+def positions_of_removed_drafts_kept(patch: MonkeyPatch) -> None:
+    """Drafts that were scheduled, and for which no token is forced, count as computed, so credit runs out."""
+    complete = step_completion.complete_step
+
+    def completed(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
+        return complete(residents, replace(in_flight, has_drafts=False), outcome)
+
+    patch.setattr("quire_worker.engine.engine.complete_step", completed)
+
+
 MUTATIONS = (
+    Mutation(draft_without_its_mask_is_kept, {}),
+    Mutation(forced_tokens_consumed_twice, {}),
+    Mutation(masks_ahead_at_the_position_before, {}),
+    Mutation(finished_sequences_find_masks_ahead, {}),
+    Mutation(positions_of_removed_drafts_kept, {}),
     Mutation(mask_of_the_position_before, {}),
     Mutation(mask_of_another_slot, {}),
     Mutation(mask_of_the_sequence_before, {}),

@@ -131,6 +131,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "store": StoreWeather(),
         "lose_rows": 0.0,
         "row_tokens": 1,
+        "constrained_row_tokens": 1,
         "odds": ONE_EACH,
         "lost_us": None,
         "leave_us": None,

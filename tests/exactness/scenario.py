@@ -149,6 +149,8 @@ class Scenario:
     """When pages go to the kvstore."""
     row_tokens: int = 1
     """Tokens that a decode row tries to draw in one step."""
+    constrained_row_tokens: int = 1
+    """The same of a row whose sequence has a grammar: forced tokens are its drafts."""
     odds: Odds = ONE_EACH
     """Chances of rows that are held, and of drafts that are wrong."""
     matcher: MatcherWeather | None = None
@@ -276,7 +278,8 @@ def make_constrained_scenario(seed: int, scale: Scale) -> Scenario:
     rng = np.random.default_rng((seed, 83))
     scenario = make_yield_scenario(seed, scale) if rng.random() < 0.4 else make_scenario(seed, scale)
     asks = with_grammars(scenario.asks, rng)
-    return replace(scenario, asks=asks, matcher=some_matcher(rng))
+    forced = int(np.random.default_rng((seed, 84)).choice([1, 2, 3, 4, 8]))
+    return replace(scenario, asks=asks, matcher=some_matcher(rng), constrained_row_tokens=forced)
 
 
 def with_grammars(asks: Sequence[Ask], rng: np.random.Generator) -> tuple[Ask, ...]:

@@ -101,7 +101,9 @@ class Subject(Protocol):
         """The undisturbed answer."""
 
 
-def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int, row_tokens: int = 1) -> EngineSpec:
+def engine_spec(
+    subject: Subject, max_num_seqs: int, num_pages: int, row_tokens: int = 1, constrained_row_tokens: int = 1
+) -> EngineSpec:
     """The sizes of an engine on the subject."""
     info = subject.info
     return EngineSpec(
@@ -113,6 +115,7 @@ def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int, row_tokens:
         info.eos_token_ids,
         logits_processors=PROCESSORS,
         max_row_tokens=row_tokens,
+        max_constrained_row_tokens=constrained_row_tokens,
     )
 
 

@@ -27,13 +27,14 @@ LEAST = {
         "constrained": 200,
         "held rows": 800,
         "held first rows": 15,
+        "rows of forced tokens": 100,
         "matchers lost": 80,
         "matchers lost with sequences": 20,
         "late tokens": 10,
         "preemptions": 4,
         "resubmitted": 5,
     },
-    "cpu": {"constrained": 150, "held rows": 100, "matchers lost": 40},
+    "cpu": {"constrained": 150, "held rows": 100, "matchers lost": 40, "rows of forced tokens": 10},
 }
 SPLIT = {"prefilled for others": 100, "pulled whole": 50, "matchers lost": 80}
 # Scenarios that a mutation may survive at most.

@@ -122,13 +122,13 @@ def positions_of_held_rows_kept(patch: MonkeyPatch) -> None:
 def drafts_past_the_credit(patch: MonkeyPatch) -> None:
     """Drafts are tried where the slot has no pages."""
 
-    def scheduled(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens: int = 1) -> StepSchedule:
-        found = schedule_step(view, budget, max_num_seqs, row_tokens)
-        if row_tokens == 1:
+    def scheduled(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
+        found = schedule_step(view, budget, max_num_seqs)
+        if view.most_drafts is None:
             return found
         tried, decodes = found.count.copy(), found.slot[: found.decodes]
-        tried[: found.decodes] = np.minimum(row_tokens, (view.bound - view.computed)[decodes])
-        return replace(found, count=np.where(view.tries_drafts[found.slot], tried, found.count))
+        tried[: found.decodes] = np.minimum(1 + view.most_drafts[decodes], (view.bound - view.computed)[decodes])
+        return replace(found, count=tried)
 
     patch.setattr("quire_worker.engine.engine.schedule_step", scheduled)
 
@@ -136,9 +136,11 @@ def drafts_past_the_credit(patch: MonkeyPatch) -> None:
 def drafts_tried_before_min_tokens(patch: MonkeyPatch) -> None:
     """A row that may not draw stop ids yet has drafts, behind which it may."""
 
-    def scheduled(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens: int = 1) -> StepSchedule:
-        every = np.ones_like(view.tries_drafts)
-        return schedule_step(replace(view, tries_drafts=every), budget, max_num_seqs, row_tokens)
+    def scheduled(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
+        if view.most_drafts is None:
+            return schedule_step(view, budget, max_num_seqs)
+        every = np.full_like(view.most_drafts, view.most_drafts.max())
+        return schedule_step(replace(view, most_drafts=every), budget, max_num_seqs)
 
     patch.setattr("quire_worker.engine.engine.schedule_step", scheduled)
 

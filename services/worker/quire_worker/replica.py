@@ -69,6 +69,8 @@ class ServedModel:
     """Work of a step by the model's sizes, for metrics; None: not known."""
     max_row_tokens: int = 1
     """Tokens that a decode row tries to draw in one step."""
+    max_constrained_row_tokens: int = 1
+    """The same of a sequence with a grammar, whose forced tokens are drafts."""
     model_path: str = ""
     """The path from which the matcher reads the model's tokens, if its capabilities have structured output."""
 
@@ -92,6 +94,7 @@ class ServedModel:
             slots=num_slots,
             logits_processors=self.logits_processors,
             max_row_tokens=self.max_row_tokens,
+            max_constrained_row_tokens=self.max_constrained_row_tokens,
             step_timeout_s=step_timeout_s,
         )
 
@@ -138,6 +141,7 @@ class Replica:
             data_address=self._listeners.addresses,
             max_step_tokens=self._loaded.max_step_tokens,
             max_row_tokens=spec.max_row_tokens,
+            max_constrained_row_tokens=spec.max_constrained_row_tokens,
             host=self._listeners.host,
         )
 
@@ -161,7 +165,8 @@ def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherPool | No
     """Return the engine's side of the matcher processes; None if the model's capabilities lack structured output."""
     if STRUCTURED_OUTPUT not in loaded.info.capabilities:
         return None
-    return make_matcher(config, loaded.model_path, loaded.info, loaded.device)
+    row_tokens = loaded.max_constrained_row_tokens
+    return make_matcher(config, loaded.model_path, loaded.info, loaded.device, row_tokens)
 
 
 def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:

@@ -18,11 +18,11 @@ from quire_common.credit import LogprobColumns
 from quire_common.credit.logprobs import join_logprobs
 from quire_worker.arrays import Int64
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
-from quire_worker.matcher.step_masks import fetch_masks
+from quire_worker.matcher.step_masks import StepMasks, fetch_masks
 from quire_worker.model.step_decoder import StepDecoder
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.token_mask import TokenMask
-from quire_worker.step import DeviceTiming, StepBatch, StepOutput, StepSamples, samples_of
+from quire_worker.step import HELD, DeviceTiming, StepBatch, StepOutput, StepSamples, samples_of
 
 
 class ModelRunner:
@@ -36,27 +36,29 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute all rows, write their keys and values, and sample a token for each sequence with `sample`, and one
-        for each of its drafts. Masks of grammars are fetched just before; a sequence without its mask is reported as
-        held. Logprobs and prompt scores are computed if asked for."""
+        for each of its drafts. Masks of grammars are fetched just before; a sequence without its first mask is reported
+        as held, and the sample of a draft without its mask is HELD. Logprobs and prompt scores are computed if asked
+        for."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
         samples = samples_of(batch)
         scores = self._scores(hidden, batch) if batch.scores else {}
-        held: tuple[int, ...] = ()
+        fetched = StepMasks({})
         if samples.sequence.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
             logits = self._logits(hidden, samples.row)
             forwarded = time.perf_counter_ns()
-            masks, held = fetch_masks(batch, samples)
-            token = self.decoder.ops.sample(logits, _columns(batch, samples, masks))
+            fetched = fetch_masks(batch, samples)
+            token = self.decoder.ops.sample(logits, _columns(batch, samples, fetched.masks))
             logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[samples.sequence])
+            token[list(fetched.missing)] = HELD
         timing = DeviceTiming(
             prepare_us=(prepared - begin) // 1000,
             forward_us=(forwarded - prepared) // 1000,
             sample_us=(time.perf_counter_ns() - forwarded) // 1000,
         )
-        return StepOutput(token, logprobs, timing, scores, held)
+        return StepOutput(token, logprobs, timing, scores, fetched.held)
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> Tensor:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from quire_worker.sampling.param_rows import ParamRows
 
 # Values that StepOutput.token has in place of a token. DAMAGED: the row's logits hold a NaN. NOTHING_LEFT: the
-# request's own parameters leave no token to sample. HELD: a GPU holds the row, since the mask of its grammar was not
-# there.
+# request's own parameters leave no token to sample. HELD: the mask of the row's grammar was not there.
 DAMAGED = -1
 NOTHING_LEFT = -2
 HELD = -3
@@ -86,8 +85,8 @@ class StepBatch:
     drafts: Int32 = field(default_factory=_no_ids)
     """[S] how many of a sequence's last rows are drafts: tokens that a drafter proposes as the next ones. A sequence
     that samples then yields a token for each of its last 1 + drafts rows; drafts do not change the results of the other
-    rows. Empty: no sequence has drafts. Sequences with `blocked` tokens, a grammar, or logits that change with their
-    tokens have none."""
+    rows. Empty: no sequence has drafts. Sequences with `blocked` tokens, or logits that change with their tokens, have
+    none."""
     formed_ns: int = 0
     """`time.monotonic_ns()` when the engine formed the step, 0: unknown. A device that queues steps uses it to tell
     whether it was idle before this step."""
@@ -113,6 +112,21 @@ class StepBatch:
         """Replace the columns that were made for the greatest possible positions. A device that knows the true
         positions calls this."""
         self.blocked, self.last = blocked, last
+
+    def put_drafts(self, proposed: Int32) -> None:
+        """Write the drafts of a drafter, [S, max(drafts)], into the rows behind each sequence's token. A sequence's
+        drafts end before its first -1; rows for further ones are removed. Copies the columns that change."""
+        nth = np.arange(proposed.shape[1])
+        is_draft = (proposed >= 0) & (nth < self.drafts[:, None])
+        drafts = np.logical_and.accumulate(is_draft, axis=1).sum(axis=1, dtype=np.int32)
+        known = self.count - self.drafts
+        count = known + drafts
+        row = np.arange(int(count.sum())) - (np.cumsum(count) - count).repeat(count)
+        token = self.token[(np.cumsum(self.count) - self.count).repeat(count) + row]
+        behind = row - known.repeat(count)
+        chosen = behind >= 0
+        token[chosen] = proposed[np.arange(len(count)).repeat(count)[chosen], behind[chosen]]
+        self.token, self.count, self.drafts = token, count, drafts if drafts.any() else _no_ids()
 
 
 class StepSamples(NamedTuple):

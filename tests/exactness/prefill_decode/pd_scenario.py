@@ -70,6 +70,8 @@ class PdScenario:
     lose_decode_us: tuple[int, ...]
     matcher: MatcherWeather | None = None
     """The matcher of every side; None: no ask has a grammar."""
+    constrained_row_tokens: int = 1
+    """The most tokens of a row whose sequence has a grammar."""
 
 
 def make_constrained_pd_scenario(seed: int, scale: Scale) -> PdScenario:
@@ -78,7 +80,8 @@ def make_constrained_pd_scenario(seed: int, scale: Scale) -> PdScenario:
     asks, weather = with_grammars(scenario.asks, rng), some_matcher(rng)
     alone = tuple(replace(ask, abort_us=None) for ask in asks)
     together = replace(scenario.together, asks=alone, matcher=weather)
-    return replace(scenario, asks=asks, together=together, matcher=weather)
+    forced = int(np.random.default_rng((seed, 85)).choice([1, 3, 8]))
+    return replace(scenario, asks=asks, together=together, matcher=weather, constrained_row_tokens=forced)
 
 
 def make_pd_scenario(seed: int, scale: Scale) -> PdScenario:

@@ -65,11 +65,12 @@ class Side:
         self._device = VirtualDevice(time, rng, parts.runner, parts.memory, weather.step_us, weather.settle)
         self._address = name.encode()
         self._transfer_agent = PeerAgent(time, rng, parts.pages, peers, scenario.peers, self._address)
-        spec = engine_spec(subject, weather.rows, weather.num_pages)
+        forced = scenario.constrained_row_tokens
+        spec = engine_spec(subject, weather.rows, weather.num_pages, constrained_row_tokens=forced)
         self._matcher = None
         if scenario.matcher is not None:
             tokens = subject.backend, subject.scale.vocab_size
-            self._matcher = VirtualMatcher(time, rng, *tokens, scenario.matcher, peers.events)
+            self._matcher = VirtualMatcher(time, rng, *tokens, scenario.matcher, peers.events, forced)
         self.engine = Engine(
             spec,
             self._device,

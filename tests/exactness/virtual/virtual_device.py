@@ -16,6 +16,7 @@ import numpy as np
 
 from quire_common.credit import Finish
 from quire_worker.engine.device import InlineDevice
+from quire_worker.matcher.step_masks import ForcedTokens
 from tests.exactness.events import Events
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ class VirtualDevice:
         settle: str,
         yields: RandomYields | None = None,
     ) -> None:
+        """`yields` holds rows and proposes drafts; forced tokens are the drafts of sequences with grammars."""
         self.wake: Callable[[], None] = lambda: None
         self.in_flight: list[StepBatch] = []
         self.events = Events()
         self._time = time
         self._rng = rng
-        self._inner = InlineDevice(runner, yields, yields)
+        self._inner = InlineDevice(runner, ForcedTokens(yields), yields)
         self._memory = memory
         self._step_us = step_us
         self._settle = settle
@@ -123,6 +125,7 @@ class VirtualDevice:
         self.events["held first rows"] += int((held & ~batch.fed).sum())
         self.events["rows of several tokens"] += int((drawn > 1).sum())
         self.events["ends inside a row"] += int(((outcome.finish > 0) & (drawn > 1)).sum())
+        self.events["rows of forced tokens"] += int((drawn[list(batch.constraints)] > 1).sum())
         if len(batch.drafts):
             tried = 1 + batch.drafts
             self.events["rows with a wrong draft"] += int(((drawn > 0) & (drawn < tried)).sum())

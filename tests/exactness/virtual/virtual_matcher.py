@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quire_worker.matcher.matcher import Matcher
 from tests.fakes.worker.local_matcher import LocalLink, LocalMatcher
 
 if TYPE_CHECKING:
     import numpy as np
 
     from quire_worker.matcher.guidance_backend import GuidanceBackend
+    from quire_worker.matcher.lookahead_grammar import LookaheadGrammar
+    from quire_worker.matcher.matcher import _ConstrainedSequence
+    from quire_worker.matcher.matcher_threads import MatcherThread
     from tests.exactness.events import Events
     from tests.exactness.virtual.virtual_time import VirtualTime
 
@@ -28,6 +32,19 @@ class MatcherWeather:
     processes: int = 1
 
 
+class InterruptedMatcher(Matcher):
+    """A matcher that has no time for some of the masks after forced tokens."""
+
+    def __init__(self, rng: np.random.Generator, *args: Any) -> None:
+        super().__init__(*args)
+        self._rng = rng
+
+    def _look_ahead(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, thread: MatcherThread) -> None:
+        kept, grammar._lookahead = grammar._lookahead, int(self._rng.integers(grammar._lookahead + 1))
+        super()._look_ahead(sequence, grammar, thread)
+        grammar._lookahead = kept
+
+
 class VirtualMatcher(LocalMatcher):
     """A LocalMatcher that hears each frame some time after it was sent, in order."""
 
@@ -39,6 +56,7 @@ class VirtualMatcher(LocalMatcher):
         vocab_size: int,
         weather: MatcherWeather,
         events: Events,
+        row_tokens: int = 1,
     ) -> None:
         super().__init__(
             backend,
@@ -47,6 +65,8 @@ class VirtualMatcher(LocalMatcher):
             prompt=False,
             clock=lambda: time.now_us / 1e6,
             processes=weather.processes,
+            row_tokens=row_tokens,
+            make_matcher=lambda *args: InterruptedMatcher(rng, *args),
         )
         self._time = time
         self._rng = rng

@@ -76,11 +76,17 @@ class VirtualReplica:
             self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle, yields
         )
         self._store, self._transfer_agent = self._caches(parts.pages, kept)
-        spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario), scenario.row_tokens)
+        spec = engine_spec(
+            subject,
+            scenario.max_num_seqs,
+            num_pages(subject, scenario),
+            scenario.row_tokens,
+            scenario.constrained_row_tokens,
+        )
         self._matcher = None
         if scenario.matcher is not None:
             weather = subject.backend, subject.scale.vocab_size, scenario.matcher
-            self._matcher = VirtualMatcher(self.time, self._rng, *weather, self.events)
+            self._matcher = VirtualMatcher(self.time, self._rng, *weather, self.events, scenario.constrained_row_tokens)
         self._engine = Engine(
             spec,
             self._device,
@@ -144,6 +150,7 @@ class VirtualReplica:
             info,
             capabilities=("cpu",),
             max_row_tokens=spec.max_row_tokens,
+            max_constrained_row_tokens=spec.max_constrained_row_tokens,
         )
         self._core = Scheduler(self._config, hello, kvstore=self._scenario.kvstore)
         # So narrow that short answers fill it too.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
     from quire_worker.side_process.frames import Frame
 
-ENTRIES_PER_SLOT = 2
-
 
 class LetterTokens:
     """A tokenizer for llguidance: every token of a small vocabulary is a character, but for the eos tokens."""
@@ -104,6 +102,7 @@ class LocalLink:
     ring: MaskRing
     on_frames: Callable[[], None]
     on_send: Callable[[LocalLink], None]
+    make_matcher: Callable[..., Matcher] = Matcher
     heard: list[Frame] = field(default_factory=list)
     incarnation: int = 1
     gave_up: list[str] = field(default_factory=list)
@@ -161,7 +160,7 @@ class LocalLink:
         self.on_frames()
 
     def _new_matcher(self) -> Matcher:
-        return Matcher(
+        return self.make_matcher(
             self.backend,
             self.ring,
             self._tell,
@@ -171,7 +170,7 @@ class LocalLink:
 
 class LocalMatcher:
     """A MatcherClient over a LocalLink; with several processes, a MatcherPool of such clients. With `prompt`, a process
-    hears every frame at once."""
+    hears every frame at once. `row_tokens`: the most tokens of a row."""
 
     def __init__(
         self,
@@ -182,9 +181,12 @@ class LocalMatcher:
         prompt: bool = True,
         clock: Callable[[], float] = time.monotonic,
         processes: int = 1,
+        row_tokens: int = 1,
+        make_matcher: Callable[..., Matcher] = Matcher,
     ) -> None:
         self.prompt = prompt
-        self.ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, vocab_size)
+        self.ring = MaskRing.create(mask_slots, 2 * row_tokens, vocab_size)
+        self._make_matcher = make_matcher
         self.backend = backend
         self.links: list[LocalLink] = []
         self.on_send: Callable[[LocalLink], None] = self._hear
@@ -196,6 +198,7 @@ class LocalMatcher:
                 clock,
                 mask_slots=range(number, mask_slots, processes),
                 crashes=crashes.with_same_refusals(),
+                lookahead=2 * row_tokens - 1 if row_tokens > 1 else 0,
             )
             for number, ring in enumerate([self.ring, *map(self.ring.of_process, range(1, processes))])
         ]
@@ -213,7 +216,7 @@ class LocalMatcher:
 
     def _link_maker(self, ring: MaskRing) -> Callable[[Callable[[], None]], LocalLink]:
         def make_link(on_frames: Callable[[], None]) -> LocalLink:
-            self.links.append(LocalLink(self.backend, ring, on_frames, self._sent))
+            self.links.append(LocalLink(self.backend, ring, on_frames, self._sent, self._make_matcher))
             return self.links[-1]
 
         return make_link

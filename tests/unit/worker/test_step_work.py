@@ -33,7 +33,7 @@ def step(decodes: list[int], chunks: list[tuple[int, int]]) -> InFlightStep:
     rows = len(position)
     return InFlightStep(
         1, 1, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int64), count, position, np.ones(rows, bool),
-        len(decodes), 0,
+        len(decodes), False, 0,
     )  # fmt: skip  # a list of columns
 
 

@@ -103,6 +103,8 @@ class WorkerHello:
     """Most prompt tokens of a step; 0: the worker does not mind."""
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step."""
+    max_constrained_row_tokens: int = 1
+    """The same for a sequence with a grammar."""
     host: bytes = b""
     """Equal where workers reach each other's memory; empty: nobody's neighbour."""
 
@@ -158,12 +160,13 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
         data_address=addresses_to_pb(hello.data_address),
         max_step_tokens=hello.max_step_tokens,
         max_row_tokens=hello.max_row_tokens,
+        max_constrained_row_tokens=hello.max_constrained_row_tokens,
         host=hello.host,
     )
 
 
 def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
-    """Decode a worker's hello. `max_row_tokens` is 1 at least. Raises FailedPrecondition for another protocol
+    """Decode a worker's hello. Rows may sample 1 token at least. Raises FailedPrecondition for another protocol
     version."""
     check_hello(message)
     return WorkerHello(
@@ -176,6 +179,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
         data_address=addresses_from_pb(message.data_address),
         max_step_tokens=message.max_step_tokens,
         max_row_tokens=max(message.max_row_tokens, 1),
+        max_constrained_row_tokens=max(message.max_constrained_row_tokens, 1),
         host=message.host,
     )
 

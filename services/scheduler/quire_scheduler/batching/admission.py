@@ -151,6 +151,8 @@ class Admission:
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
+        if request.sequence.constraint is not None:
+            lead += policy.extra_lead()
         least = pools.pages_for(known)
         wanted = pools.pages_for(max(min(known + lead + policy.slack(), ceiling), known))
         if slots.num_active >= policy.rows:

@@ -40,6 +40,7 @@ class Credit:
         self._budget_sent = False
         self._lead = RunAhead(at_first=self._page_size)
         self._most_row_tokens = hello.max_row_tokens
+        self._most_constrained_row_tokens = hello.max_constrained_row_tokens
         self._row_tokens = RecentMaximum()
         self._sent = 0
         self._retired = 0
@@ -55,12 +56,17 @@ class Credit:
         """Return the measured number of steps, times the most tokens that a row recently sampled in a step, and at
         least one page. A row that may sample several tokens always has credit for all of them, since with less it
         would try fewer."""
-        return max(self._lead.steps * self._drawn_tokens + self._most_row_tokens - 1, self._page_size)
+        return self._lead_of(self._most_row_tokens)
+
+    def extra_lead(self) -> int:
+        """Return the difference of two leads: that of rows that sample as many tokens as those of sequences with
+        grammars may, and `lead`."""
+        return max(self._lead_of(self._most_constrained_row_tokens) - self.lead(), 0)
 
     def slack(self) -> int:
         """Return the most tokens that a row samples in as many steps as a page has positions. All slots together then
         need about one Grant in that time."""
-        return self._page_size * self._drawn_tokens
+        return self._page_size * self._drawn_tokens(self._most_row_tokens)
 
     def most_started(self, ending: int) -> int:
         """Return the number of rows, plus spares: sequences that are started ahead of need. There are 1.5 times as many
@@ -93,17 +99,20 @@ class Credit:
         sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
-        if self._most_row_tokens > 1 and len(report.count):
+        if max(self._most_row_tokens, self._most_constrained_row_tokens) > 1 and len(report.count):
             self._row_tokens.add(int(report.count.max()))
         if steps := report.steps:
             keep = max(0.0, 1.0 - steps / _RATE_STEPS)
             self._finishes = self._finishes * keep + np.count_nonzero(report.finish)
             self._steps = self._steps * keep + steps
 
-    @property
-    def _drawn_tokens(self) -> int:
-        """The most tokens that a row recently sampled in a step."""
-        return self._row_tokens.value or self._most_row_tokens
+    def _lead_of(self, row_tokens: int) -> int:
+        """Return the lead of rows that may sample so many tokens in a step."""
+        return max(self._lead.steps * self._drawn_tokens(row_tokens) + row_tokens - 1, self._page_size)
+
+    def _drawn_tokens(self, row_tokens: int) -> int:
+        """Return the most tokens that any row recently sampled in a step, at most `row_tokens`."""
+        return min(self._row_tokens.value or row_tokens, row_tokens)
 
     @property
     def finish_rate(self) -> float:

@@ -36,6 +36,9 @@ class GrantPolicy(Protocol):
     def lead(self) -> int:
         """Return how many positions past its known ones a slot should be able to compute at any time."""
 
+    def extra_lead(self) -> int:
+        """Return how many positions more than `lead` a slot whose sequence has a grammar should be able to compute."""
+
     def slack(self) -> int:
         """Return how many positions a slot gets in addition whenever it gets any, so that fewer Grants are needed."""
 

@@ -59,24 +59,25 @@ class Growth:
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
-        lead = self._policy.lead()
+        lead, extra = self._policy.lead(), self._policy.extra_lead() if slots.num_constrained else 0
         active = slots.active_slots()
-        if not self._is_due(active, lead):
+        if not self._is_due(active, self._reach(active, lead, extra)):
             return True
-        missing = self._missing(active, lead + self._policy.slack())
+        missing = self._missing(active, self._reach(active, lead + self._policy.slack(), extra))
         if int(missing.sum()) <= pools.free:
             self._give(active, missing)
             return True
-        missing = self._missing(active, lead)
+        missing = self._missing(active, self._reach(active, lead, extra))
         lacking = int(missing.sum())
         enough = lacking <= pools.free
         if not enough and self._reclaim(active, lacking, now):
             active = slots.active_slots()
-            missing = self._missing(active, lead)
-        # All slots get the same lead: pages that some slots do not need yet would be missing where others stand still.
-        while lead and int(missing.sum()) > pools.free:
-            lead //= 2
-            missing = self._missing(active, lead)
+            missing = self._missing(active, self._reach(active, lead, extra))
+        # All slots get the same share of their lead: pages that some slots do not need yet would be missing where
+        # others stand still.
+        while (lead or extra) and int(missing.sum()) > pools.free:
+            lead, extra = lead // 2, extra // 2
+            missing = self._missing(active, self._reach(active, lead, extra))
         starving = self._give(active, missing)
         if len(starving):
             self._preempt(starving, now)
@@ -97,14 +98,19 @@ class Growth:
         self._slot, self._count, self._pages = _NO_SLOTS, self._count[:0], [[] for _ in self._pages]
         return grown
 
-    def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
-        """Whether any of these slots has pages for fewer positions than its known ones plus `lead`, or than its ceiling
-        if that is lower."""
+    def _reach(self, active: NDArray[np.intp], lead: int, extra: int) -> int | NDArray[np.int32]:
+        """Return the lead of each of these slots: `lead`, and `extra` positions more if its sequence has a grammar. One
+        number stands for all if they have the same."""
+        return lead + np.int32(extra) * self._replica.slots.constrained[active] if extra else lead
+
+    def _is_due(self, active: NDArray[np.intp], reach: int | NDArray[np.int32]) -> bool:
+        """Whether any of these slots has pages for fewer positions than `reach` past its known ones, or than its
+        ceiling if that is lower."""
         slots = self._replica.slots
-        wanted = np.minimum(slots.known_len[active] + lead, slots.ceiling[active])
+        wanted = np.minimum(slots.known_len[active] + reach, slots.ceiling[active])
         return bool(np.count_nonzero(wanted > slots.capacity[active]))
 
-    def _missing(self, active: NDArray[np.intp], reach: int) -> NDArray[np.int32]:
+    def _missing(self, active: NDArray[np.intp], reach: int | NDArray[np.int32]) -> NDArray[np.int32]:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:

@@ -20,6 +20,7 @@ class Lockstep:
         self.rows = most_rows(config, hello)
         self._budget = make_budget(config, hello, step_limit=1)
         self._lead = hello.max_row_tokens - 1
+        self._extra_lead = max(hello.max_constrained_row_tokens - hello.max_row_tokens, 0)
         self._outstanding = 0
         # Whether the worker did something, so that there may be a next step even if nothing new is granted.
         self._progress = False
@@ -30,6 +31,10 @@ class Lockstep:
     def lead(self) -> int:
         """Return the positions that only the next step needs."""
         return self._lead
+
+    def extra_lead(self) -> int:
+        """Return the positions that only the next step of a sequence with a grammar needs."""
+        return self._extra_lead
 
     def slack(self) -> int:
         """Return 0: there is no slack."""

@@ -46,6 +46,8 @@ class SlotTable:
         self.start_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # Prompt and output tokens that the scheduler has seen.
         self.known_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Whether the sequence has a grammar.
+        self.constrained: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         # Positions that the sequence may ever compute.
         self.ceiling: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # Positions that its pages cover.
@@ -61,6 +63,7 @@ class SlotTable:
         # Known tokens that are not yet in the output of their request.
         self.tokens = TokenMatrix(num_slots)
         self.num_active = 0
+        self.num_constrained = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._former: dict[int, list[SlotUse]] = {}
 
@@ -87,6 +90,8 @@ class SlotTable:
         self.handle[slot] = request.handle
         self.prefilling[slot] = True
         self.num_active += 1
+        self.constrained[slot] = request.sequence.constraint is not None
+        self.num_constrained += int(self.constrained[slot])
         request.take_slot(slot)
         return slot
 
@@ -126,11 +131,14 @@ class SlotTable:
         # A late report of a former holder's progress may exceed the tokens of the present one.
         return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
 
-    def missing_pages(self, slots: NDArray[np.intp], reach: int, page_size: int) -> NDArray[np.int32]:
+    def missing_pages(
+        self, slots: NDArray[np.intp], reach: int | NDArray[np.int32], page_size: int
+    ) -> NDArray[np.int32]:
         """Return how many pages each slot lacks to compute `reach` positions past its known ones, but not past its
-        ceiling."""
+        ceiling. `reach` is one number for all slots, or one for each."""
         wanted = np.minimum(self.known_len[slots] + reach, self.ceiling[slots])
-        return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
+        missing: NDArray[np.int32] = np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
+        return missing
 
     def append_tokens(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
         """Append tokens (rows by step, columns by slot) to the slots, which are distinct and held. If a slot has no
@@ -223,4 +231,5 @@ class SlotTable:
         self.holder[slot] = None
         self.active[slot] = False
         self.num_active -= 1
+        self.num_constrained -= int(self.constrained[slot])
         self._free.append(slot)

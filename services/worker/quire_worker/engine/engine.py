@@ -65,7 +65,7 @@ class Engine:
             self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
         )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
-        self._builder = StepBuilder(self.residents.table, may_draft=spec.max_row_tokens > 1)
+        self._builder = StepBuilder(self.residents.table, may_draft=spec.has_drafts)
         self._in_flight: deque[InFlightStep] = deque()
         self._outcomes: deque[StepOutcome] = deque()
         self._launched = 0
@@ -129,7 +129,7 @@ class Engine:
         self._admit()
         began = time.perf_counter_ns()
         residents = self.residents
-        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs, self.spec.max_row_tokens)
+        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs)
         if not len(schedule.slot):
             return False
         if self._steps_left != _UNLIMITED:
@@ -145,6 +145,7 @@ class Engine:
             position=batch.position,
             sample=batch.sample,
             decodes=schedule.decodes,
+            has_drafts=len(batch.drafts) > 0,
             prepare_us=_us(time.perf_counter_ns() - began),
         )
         residents.note_launch(schedule.slot, batch.position + schedule.count, in_flight.step, schedule.decodes)
@@ -237,17 +238,17 @@ class Engine:
 
     def _view(self) -> SlotView:
         """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
-        grammar's mask is not runnable. If drafts are possible, a slot tries them only once min_tokens is reached."""
+        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached."""
         table = self.residents.table
-        tries_drafts = table.tries_drafts
-        if self.spec.max_row_tokens > 1:
-            tries_drafts = tries_drafts & (table.known_len >= table.min_len)
+        most_drafts = None
+        if self.spec.has_drafts:
+            most_drafts = table.most_drafts * (table.known_len >= table.min_len)
         return SlotView(
             runnable=(table.state == SlotState.RUNNING) & ~(table.awaits_mask & table.decoding),
             computed=table.computed,
             prefill_len=table.prefill_len,
             decoding=table.decoding,
-            tries_drafts=tries_drafts,
+            most_drafts=most_drafts,
             ceiling=table.ceiling(),
             bound=table.bound,
             by_key=table.by_key(),

@@ -28,6 +28,8 @@ class InFlightStep:
     """The first row's position. The device has the positions of rows that decode: see StepBatch.fed."""
     sample: Bool
     decodes: int
+    has_drafts: bool
+    """Whether it was launched with drafts. The device may have left out some of them, or all."""
     prepare_us: int
 
     def size(self, sampled: int) -> StepSize:

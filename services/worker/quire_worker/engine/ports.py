@@ -83,9 +83,12 @@ class Drafter(Protocol):
     """Proposes draft tokens for speculative decoding. The device keeps a draft only if the model samples the same
     token, so a wrong draft costs only time. Called from the device's thread, before a step."""
 
+    constrained_only: bool
+    """Whether only sequences with a grammar ever have drafts."""
+
     def propose(self, batch: StepBatch) -> Int32:
-        """Return token ids [S, max(batch.drafts)]; for each sequence, only its first `drafts` ids count. The batch has
-        its final tokens and positions, except for the drafts."""
+        """Return token ids [S, max(batch.drafts)]. For each sequence, only its first `drafts` ids count, and of these
+        only those before the first -1. The batch has its final tokens and positions, except for the drafts."""
 
 
 class GrammarMatcher(Protocol):

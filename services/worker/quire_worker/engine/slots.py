@@ -41,8 +41,8 @@ class SlotTable:
 
     def __init__(self, spec: EngineSpec) -> None:
         n = spec.num_slots
+        self._spec = spec
         self.page_size = spec.page_size
-        self._processors = spec.logits_processors
         self.state = np.zeros(n, np.int8)
         self.token = np.zeros((n, spec.max_model_len), np.int32)
         """The tokens that are prefilled. Tokens that this worker samples stay on the device."""
@@ -82,8 +82,8 @@ class SlotTable:
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
-        self.tries_drafts = np.zeros(n, np.bool_)
-        """Whether the slot may have drafts: only if no logits processor or penalty changes the logits."""
+        self.most_drafts = np.zeros(n, np.int32)
+        """The most drafts of the slot's row: none if a logits processor or penalty changes the logits."""
         self.controls: list[LogitsState | None] = [None] * n
         """The logits processor states of the sequences that have one."""
         self.constraints: list[RowConstraint | None] = [None] * n
@@ -163,9 +163,9 @@ class SlotTable:
         self.num_stop[slot] = len(stop_ids)
         self.params[slot] = param_row(sampling)
         self.logprobs[slot] = sampling.logprobs
-        controls = self.controls[slot] = LogitsState.of(sequence, self._processors)
+        controls = self.controls[slot] = LogitsState.of(sequence, self._spec.logits_processors)
         self.controlled[slot] = controls is not None
-        self.tries_drafts[slot] = controls is None or not controls.changes_logits
+        self.most_drafts[slot] = self._most_drafts(slot, self._spec.max_row_tokens)
         self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
@@ -175,12 +175,17 @@ class SlotTable:
         self._changed()
 
     def constrain(self, slot: int, constraint: RowConstraint) -> None:
-        """Give a grammar to a slot that was filled. From now on the slot awaits the grammar's first mask, and tries no
-        drafts."""
+        """Give a grammar to a slot that was filled. From now on the slot awaits the grammar's first mask, and forced
+        tokens are its drafts."""
         self.constraints[slot] = constraint
         self.constrained[slot] = self.awaits_mask[slot] = True
-        self.tries_drafts[slot] = False
+        self.most_drafts[slot] = self._most_drafts(slot, self._spec.max_constrained_row_tokens)
         self._changed()
+
+    def _most_drafts(self, slot: int, row_tokens: int) -> int:
+        """Return the most drafts of a row that samples at most so many tokens."""
+        controls = self.controls[slot]
+        return row_tokens - 1 if controls is None or not controls.changes_logits else 0
 
     def set_awaits_mask(self, slot: int, awaits: bool) -> None:
         """Note whether the next mask of a slot's grammar is still to come."""

@@ -34,10 +34,17 @@ class EngineSpec:
     logits_processors: LogitsProcessors = field(default_factory=dict)
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step: 1 + the number of drafts."""
+    max_constrained_row_tokens: int = 1
+    """The same of a sequence with a grammar, whose drafts are forced tokens."""
     step_timeout_s: float = STEP_TIMEOUT_S
     """A step that takes longer hangs: its device is given up."""
     masks: MaskRing | None = None
     """Memory in which the matcher leaves masks, for devices that read them. None: no sequence has a grammar."""
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a row may have drafts."""
+        return max(self.max_row_tokens, self.max_constrained_row_tokens) > 1
 
     @cached_property
     def num_slots(self) -> int:

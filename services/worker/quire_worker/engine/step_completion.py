@@ -37,6 +37,7 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     if (
         everyone
         and in_flight.decodes == len(slots)
+        and not in_flight.has_drafts
         and not outcome.finish.any()
         and _one_token_each(residents, outcome)
     ):

@@ -41,8 +41,8 @@ class StepRunner:
         self._runner = runner
         self._drafter = drafter
         self._gate = gate
-        # Whether each row samples exactly one token, so that the engine's positions are right.
-        self._one_token_each = drafter is None and gate is None
+        # Whether each row without a grammar samples exactly one token, so that the engine's positions of it are right.
+        self._one_token_each = gate is None and (drafter is None or drafter.constrained_only)
         # The last known token of each slot, and its position. A decode row begins with them.
         self._last_token: Int64 = np.zeros(0, np.int64)
         self._position: Int32 = np.zeros(0, np.int32)
@@ -57,7 +57,7 @@ class StepRunner:
         if batch.constraints or not self._one_token_each:
             self._resolve(batch)
         if self._drafter is not None and len(batch.drafts):
-            _put_drafts(batch, self._drafter.propose(batch))
+            batch.put_drafts(self._drafter.propose(batch))
         output, failed = _run_isolated(self._runner, batch)
         held = self._held(batch, output)
         sampled, complete = _by_sequence(batch, output, failed, held)
@@ -79,7 +79,9 @@ class StepRunner:
             wait_us=waited_ns // 1000,
             scores={} if output is None else output.scores,
             held=() if output is None else output.held,
-            one_token_each=complete and self._one_token_each and (held is None or not held.any()),
+            one_token_each=(
+                complete and self._one_token_each and not len(batch.drafts) and (held is None or not held.any())
+            ),
         )
 
     def _feed(self, batch: StepBatch) -> None:
@@ -101,7 +103,7 @@ class StepRunner:
         positions too high. Recompute from them which sequences end by length, and whose stop ids are still blocked by
         min_tokens."""
         held_before = batch.fed
-        if self._one_token_each:  # only rows with a grammar may have been held
+        if self._one_token_each:  # only rows with a grammar may have been held, or have had drafts
             held_before = np.zeros(len(batch.slot), np.bool_)
             held_before[list(batch.constraints)] = True
             held_before &= batch.fed
@@ -142,28 +144,21 @@ class StepRunner:
 
 def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     """Send the tokens that sequences with grammars keep to the matcher, one message per mask source. Sequences that
-    finish, or keep no token, are left out."""
+    keep no token are left out, and those that finish: they get no further masks."""
     if not batch.constraints:
         return
     rows = list(batch.constraints)
     columns = zip(batch.constraints.values(), kept.token[rows].tolist(), kept.finish[rows].tolist(), strict=True)
     by_source: dict[MaskSource, list[tuple[RowConstraint, list[int]]]] = {}
     for constraint, tokens, finish in columns:
-        if tokens[0] >= 0 and not finish:
+        if finish:
+            constraint.finish()
+        elif tokens[0] >= 0:
             if tokens[-1] < 0:
                 tokens = [token for token in tokens if token >= 0]
             by_source.setdefault(constraint.mask_source, []).append((constraint, tokens))
     for mask_source, sampled in by_source.items():
         mask_source.add_tokens(sampled)
-
-
-def _put_drafts(batch: StepBatch, proposed: Int32) -> None:
-    """Write the proposed tokens [S, drafts] into the batch's rows, after the token of each row."""
-    drafts = batch.drafts
-    sequence = np.arange(len(drafts)).repeat(drafts)
-    nth = np.arange(len(sequence)) - (np.cumsum(drafts) - drafts)[sequence]
-    first = np.cumsum(batch.count) - drafts
-    batch.token[first[sequence] + nth] = proposed[sequence, nth]
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:

@@ -38,8 +38,8 @@ class SlotView:
     """A slot prefills up to here; past it, it has one token to compute, sampled in its step before, run or not."""
     decoding: Bool
     """Whether the slot's last prefill chunk was launched."""
-    tries_drafts: Bool
-    """Whether the slot's row may have drafts after its token."""
+    most_drafts: Int32 | None
+    """The most drafts that the slot's row may have after its token. None: no row has drafts."""
     ceiling: Int32
     """Positions that it may compute by its limit and its pages."""
     bound: Int32
@@ -63,11 +63,10 @@ class StepSchedule:
     decodes: int
 
 
-def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens: int = 1) -> StepSchedule:
+def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
     """Choose the slots of the next step and the positions of each, within credit and budget. At most `max_num_seqs`
     decode rows come first, by order key; prefill chunks follow in the scheduler's order. Tokens left over are shared
-    evenly as drafts among the decode rows that may have them, up to `row_tokens` positions per row. The schedule is
-    empty if no slot can run."""
+    evenly as drafts among the decode rows that may have them. The schedule is empty if no slot can run."""
     most = np.minimum(view.ceiling, view.bound)
     able = view.runnable & (view.computed < most)
     decode = view.by_key[(able & view.decoding)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
@@ -77,10 +76,11 @@ def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int, row_tokens:
     candidates = np.flatnonzero(able & ~view.decoding)
     slots, counts = _prefill_chunks(view, candidates, budget, left) if len(candidates) else (_NO_SLOTS, _NO_SLOTS)
     rows = np.ones(len(decode), np.int32)
-    if row_tokens > 1 and len(decode):
+    if view.most_drafts is not None and len(decode):
         left = budget.tokens_per_step - len(decode) - int(counts.sum())
-        drafts = min(row_tokens - 1, left // len(decode))
-        rows += np.where(view.tries_drafts[decode], np.minimum(most[decode] - view.computed[decode] - 1, drafts), 0)
+        drafts = np.minimum(view.most_drafts[decode], most[decode] - view.computed[decode] - 1)
+        if sharing := np.count_nonzero(drafts):
+            rows += np.minimum(drafts, left // sharing)
     if not len(candidates):
         return StepSchedule(decode.astype(np.int32), rows, len(decode))
     return StepSchedule(

@@ -3,12 +3,17 @@
 The text of a grammar and the sampled tokens determine what the process does for a sequence. A digest of both is the
 *replay key* of the sequence. Sequences with the same replay key crash the process all, or none does. So the record
 counts crashes per replay key, and not per request.
+
+A process may also crash while it computes masks ahead of the sampled tokens, so that the replay key says nothing of the
+cause. Therefore no masks are computed ahead for a grammar on which a lost process worked.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import TYPE_CHECKING
+
+import xxhash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,22 +25,35 @@ _MOST_KEYS = 256
 
 
 class CrashRecord:
-    """Counts the crashes of one process. Belongs to the model thread. Keeps the replay keys of the last crashes."""
+    """Counts the crashes of one process. Belongs to the model thread. Keeps the replay keys of the last crashes, and
+    digests of the last grammars without lookahead."""
 
-    def __init__(self, clock: Callable[[], float], refused_until_s: OrderedDict[bytes, float] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._crashes: OrderedDict[bytes, int] = OrderedDict()
-        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict() if refused_until_s is None else refused_until_s
+        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._without_lookahead: OrderedDict[bytes, int] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Whether any replay key is suspect or refused."""
         return bool(self._crashes or self._refused_until_s)
 
     def with_same_refusals(self) -> CrashRecord:
-        """Return a record for another process. Both records refuse the same work, but each counts only the crashes of
-        its own process. Otherwise one event that ends several processes at once would count as several crashes of the
-        grammar on which all of them worked."""
-        return CrashRecord(self._clock, self._refused_until_s)
+        """Return a record for another process. Both records refuse the same work, and forbid lookahead to the same
+        grammars, but each counts only the crashes of its own process. Otherwise one event that ends several processes
+        at once would count as several crashes of the grammar on which all of them worked."""
+        other = CrashRecord(self._clock)
+        other._refused_until_s, other._without_lookahead = self._refused_until_s, self._without_lookahead
+        return other
+
+    def forbid_lookahead(self, grammar: str) -> None:
+        """Record that a lost process worked on a sequence with this grammar."""
+        self._without_lookahead[_digest(grammar)] = 1
+        _drop_oldest(self._without_lookahead)
+
+    def allows_lookahead(self, grammar: str) -> bool:
+        """Whether masks of this grammar may be computed ahead."""
+        return not self._without_lookahead or _digest(grammar) not in self._without_lookahead
 
     def add_crash(self, replay_key: bytes) -> None:
         """Count the crash of a process that worked on this replay key alone, which makes the key suspect. After
@@ -66,7 +84,11 @@ class CrashRecord:
         return replay_key in self._refused_until_s
 
 
-def _drop_oldest(replay_keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
-    """Forget the oldest replay keys, so that at most _MOST_KEYS stay."""
-    while len(replay_keys) > _MOST_KEYS:
-        replay_keys.popitem(last=False)
+def _digest(grammar: str) -> bytes:
+    return xxhash.xxh3_128_digest(grammar.encode())
+
+
+def _drop_oldest(keys: OrderedDict[bytes, int] | OrderedDict[bytes, float]) -> None:
+    """Forget the oldest keys, so that at most _MOST_KEYS stay."""
+    while len(keys) > _MOST_KEYS:
+        keys.popitem(last=False)

@@ -1,7 +1,8 @@
 """Matcher: applies the grammars of all sequences in the matcher's process.
 
 It compiles a grammar for each sequence that the engine opens, advances it by the tokens that the engine sends, and
-writes the mask of the next token to the mask ring. It knows nothing of sockets.
+writes the mask of the next token to the mask ring. Where the grammar allows one token only, it also writes the masks of
+the tokens after this one; see lookahead_grammar. It knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from quire_common.telemetry.logs import get_logger
 from quire_worker.matcher.cpu_budget import CpuBudget, GrammarTooSlow
 from quire_worker.matcher.guidance_backend import GrammarError
+from quire_worker.matcher.lookahead_grammar import LookaheadGrammar
 from quire_worker.matcher.matcher_threads import SLOW_NS, VERY_SLOW_NS, MatcherThread
 from quire_worker.matcher.wire import MatcherFrameKind, unpack_open, unpack_tokens
 from quire_worker.side_process.frames import Frame, WireError
@@ -23,7 +25,7 @@ from quire_worker.side_process.frames import Frame, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quire_worker.matcher.guidance_backend import GuidanceBackend, GuidanceGrammar
+    from quire_worker.matcher.guidance_backend import GuidanceBackend
     from quire_worker.matcher.mask_ring import MaskRing
     from quire_worker.matcher.matcher_threads import InlineExecutor
     from quire_worker.matcher.wire import OpenMessage
@@ -51,7 +53,7 @@ class _ConstrainedSequence:
     thread: MatcherThread = MatcherThread.COMPILE
     thread_after_compile: MatcherThread = MatcherThread.QUICK
     """The thread that computes its masks when the replay is complete."""
-    grammar: GuidanceGrammar | None = None
+    grammar: LookaheadGrammar | None = None
     """None: not replayed yet, failed or closed."""
     failed: bool = False
     closed: bool = False
@@ -60,20 +62,23 @@ class _ConstrainedSequence:
     awaited: int = -1
     """The engine waits for the mask of this position; -1: for none."""
     pending: list[int] = field(default_factory=list)
-    """Tokens that came during the replay. They were sampled with a mask of the process before this one."""
+    """Tokens that have come and that its thread has not taken yet. Those that come during the replay were sampled with
+    a mask of the process before this one."""
     budget: CpuBudget = field(default_factory=CpuBudget)
 
     def resume(self, before: _ConstrainedSequence) -> None:
         """Continue the budget and the thread of the same sequence, which is opened again for a replay."""
         self.thread_after_compile, self.budget = before.thread_after_compile, copy.copy(before.budget)
 
-    def begin(self, grammar: GuidanceGrammar) -> None:
+    def begin(self, grammar: LookaheadGrammar) -> None:
         """Note that its grammar is compiled and replayed."""
         self.grammar, self.thread = grammar, self.thread_after_compile
 
     def slow_down(self) -> None:
-        """Move the sequence to the slow thread, for good."""
-        self.thread = self.thread_after_compile = MatcherThread.SLOW
+        """Move the sequence to the slow thread, for good: now, or when its replay is complete."""
+        self.thread_after_compile = MatcherThread.SLOW
+        if self.thread != MatcherThread.COMPILE:
+            self.thread = MatcherThread.SLOW
 
     def fail(self) -> None:
         """Give up its grammar."""
@@ -100,12 +105,13 @@ class _ConstrainedSequence:
             self.awaited = -1
         return is_there
 
-    def advance(self) -> None:
-        """Count one more sampled token."""
+    def add_token(self, token: int) -> None:
+        """Add one more sampled token."""
         self.position += 1
+        self.pending.append(token)
 
     def pop_pending(self) -> list[int]:
-        """Remove and return the tokens that came during the replay."""
+        """Remove and return the tokens that its thread has not taken yet."""
         pending, self.pending = self.pending, []
         return pending
 
@@ -182,14 +188,15 @@ class Matcher:
         except GrammarError as error:
             self._fail(sequence, error)
             return
-        self._replay(sequence, grammar, deque(opened.output_ids), elapsed_ns)
+        replayed = LookaheadGrammar(grammar, opened.position, opened.lookahead, sequence.budget, time.thread_time_ns)
+        self._replay(sequence, replayed, deque(opened.output_ids), elapsed_ns)
 
     def _replay(
-        self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, left: deque[int], compile_ns: int
+        self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, left: deque[int], compile_ns: int
     ) -> None:
-        """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask, and
-        send OPENED, on the compile thread. A long replay takes turns with other work of that thread. If the grammar
-        fails, tell the engine."""
+        """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and
+        those after forced tokens, and send OPENED, on the compile thread. A long replay takes turns with other work of
+        that thread. If the grammar fails, tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -201,24 +208,32 @@ class Matcher:
                         sequence.generation, lambda: self._replay(sequence, grammar, left, compile_ns)
                     )
                     return
-            mask = self._next_mask(sequence, grammar, [])
+            mask = grammar.compute_mask([])
+            self._look_ahead(sequence, grammar, MatcherThread.COMPILE)
             while not self._end_replay(sequence, grammar, mask):
-                mask = self._next_mask(sequence, grammar, self._pop_pending(sequence))
+                mask = grammar.compute_mask(self._pop_pending(sequence))
         except GrammarError as error:
             self._fail(sequence, error)
             return
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
-    def _next_mask(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, tokens: list[int]) -> TokenMask:
-        """Advance by tokens, and return the mask of the next one. Charges the processor time to the sequence's budget.
-        Raises GrammarError if the grammar does not allow a token, exceeds a limit, or takes too much processor time."""
-        began_ns = time.thread_time_ns()
-        grammar.accept_tokens(tokens)
-        mask = grammar.compute_mask()
-        sequence.budget.charge(time.thread_time_ns() - began_ns, len(tokens))
-        return mask
+    def _look_ahead(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, thread: MatcherThread) -> None:
+        """Write the masks after the tokens that the grammar forces, as far as the engine wants them. Stops at a slow
+        mask, which moves its sequence to the slow thread."""
+        began = time.perf_counter_ns()
+        while (ahead := grammar.look_ahead()) is not None:
+            with self._lock:
+                if sequence.closed:
+                    return
+                self._ring.put(sequence.mask_slot, sequence.generation, *ahead)
+                if sequence.budget.last_ns > SLOW_NS:
+                    self._slow_down_locked(sequence)
+                    return
+            ended = time.perf_counter_ns()
+            self._ring.count_mask(thread, ended - began)
+            began = ended
 
-    def _end_replay(self, sequence: _ConstrainedSequence, grammar: GuidanceGrammar, mask: TokenMask) -> bool:
+    def _end_replay(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, mask: TokenMask) -> bool:
         """Write the mask of a replayed sequence, and move the sequence to the thread that computes its masks. Returns
         False, and does nothing, if more tokens have come; True also for a closed sequence."""
         with self._lock:
@@ -227,7 +242,7 @@ class Matcher:
             if sequence.pending:
                 return False
             sequence.begin(grammar)
-            awaited = self._put_locked(sequence, sequence.position, mask)
+            awaited = self._put_locked(sequence, grammar.position, mask)
         if awaited:
             self._send_masked(sequence)
         return True
@@ -275,7 +290,7 @@ class Matcher:
         """Queue the masks that follow sampled tokens, on the threads of their sequences. `rows` are mask slot,
         generation, position and token. Tokens of a sequence that is being replayed are kept for the replay. Skips
         tokens that a replay has consumed already, or of other sequences. Raises WireError if a token is missing."""
-        fed: dict[int, list[int]] = {}
+        fed: dict[int, _ConstrainedSequence] = {}
         for mask_slot, generation, position, token in rows:
             sequence = self._sequences.get(mask_slot)
             if sequence is None or sequence.generation != generation or sequence.failed or position < sequence.position:
@@ -283,42 +298,49 @@ class Matcher:
             if position != sequence.position:
                 raise WireError(f"a token of position {position} where {sequence.position} is next")
             with self._lock:
-                sequence.advance()
-                if sequence.thread == MatcherThread.COMPILE:
-                    sequence.pending.append(token)
-                    continue
-            fed.setdefault(mask_slot, []).append(token)
-        for mask_slot, tokens in fed.items():
-            sequence = self._sequences[mask_slot]
+                sequence.add_token(token)
+                if sequence.thread != MatcherThread.COMPILE:
+                    fed[mask_slot] = sequence
+        for sequence in fed.values():
             if sequence.text_hash in self._slow_texts:
                 sequence.slow_down()
-            self._executors[sequence.thread].submit(
-                sequence.generation, self._step(sequence, tokens), sequence.budget.last_ns
+            self._executors[sequence.thread].submit(sequence.generation, self._step(sequence), sequence.budget.last_ns)
+        # Nobody waits for the masks after forced tokens yet, so that the next masks of all sequences come before them.
+        for sequence in fed.values():
+            self._submit_lookahead(sequence)
+
+    def _submit_lookahead(self, sequence: _ConstrainedSequence) -> None:
+        """Write the masks after the forced tokens of a sequence, if it belongs to the quick thread."""
+        grammar = sequence.grammar
+        if grammar is not None and grammar.can_look_ahead and sequence.thread == MatcherThread.QUICK:
+            self._executors[MatcherThread.QUICK].submit(
+                sequence.generation, lambda: self._look_ahead(sequence, grammar, MatcherThread.QUICK)
             )
 
-    def _step(self, sequence: _ConstrainedSequence, tokens: list[int]) -> Callable[[], None]:
-        """Return a function, to be run on the sequence's thread, that advances the sequence by tokens and writes its
-        next mask."""
-        position, thread = sequence.position, sequence.thread
+    def _step(self, sequence: _ConstrainedSequence) -> Callable[[], None]:
+        """Return a function, to be run on the sequence's thread, that advances the sequence by its pending tokens and
+        writes its next mask. An earlier such function may have taken the tokens already."""
+        thread = sequence.thread
 
         def step() -> None:
             """Advance the sequence, write its mask, and send MASKED if the engine waits for it. If the grammar fails,
             tell the engine."""
-            grammar = sequence.grammar
-            if sequence.closed or grammar is None:
+            grammar, tokens = sequence.grammar, self._pop_pending(sequence)
+            if sequence.closed or grammar is None or not tokens:
                 return
-            began = time.perf_counter_ns()
+            began, computed = time.perf_counter_ns(), grammar.masks_computed
             try:
-                mask = self._next_mask(sequence, grammar, tokens)
+                mask = grammar.compute_mask(tokens)
             except GrammarError as error:
                 self._fail(sequence, error)
                 return
             elapsed_ns = time.perf_counter_ns() - began
             with self._lock:
-                awaited = self._put_locked(sequence, position, mask)
+                awaited = self._put_locked(sequence, grammar.position, mask)
             if awaited:
                 self._send_masked(sequence)
-            self._ring.count_mask(thread, elapsed_ns)
+            if grammar.masks_computed > computed:
+                self._ring.count_mask(thread, elapsed_ns)
 
         return step
 

@@ -71,7 +71,8 @@ class MatcherLink(Protocol):
 class MatcherClient:
     """The methods belong to the model thread, except those of MaskSource, which belong to the device's thread. The
     process starts with the first sequence that has a grammar, or by `start`. `mask_slots` are the mask slots that the
-    client may assign; None: all of the ring."""
+    client may assign; None: all of the ring. `lookahead`: the most masks after the next one of a sequence that the
+    process computes ahead, where tokens are forced. The ring has room for them."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class MatcherClient:
         *,
         mask_slots: Sequence[int] | None = None,
         crashes: CrashRecord | None = None,
+        lookahead: int = 0,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._ring = ring
@@ -100,6 +102,7 @@ class MatcherClient:
         self._opening_bytes: dict[int, int] = {}
         self._opens_suspect = False
         self._crashes = CrashRecord(clock) if crashes is None else crashes
+        self._lookahead = lookahead
         self._waits = MaskWaits(clock)
         self._lost_in_a_row = 0
         self._clock = clock
@@ -329,6 +332,7 @@ class MatcherClient:
                 position=constraint.first_position,
                 output_ids=tuple(constraint.output),
                 grammar=constraint.grammar,
+                lookahead=self._lookahead if self._crashes.allows_lookahead(constraint.grammar) else 0,
             )
             self._send(pack_open(opened))
 
@@ -389,6 +393,8 @@ class MatcherClient:
         self._suspects = busy & {each.generation for each in reopened}
         self._lost_in_a_row += any(not each.is_open for each in reopened)
         for constraint in reopened:
+            if constraint.generation in busy:
+                self._crashes.forbid_lookahead(constraint.grammar)
             constraint.set_open(False)
             self._waits.start_wait(constraint)
             if busy == {constraint.generation}:

@@ -37,8 +37,6 @@ CHECK_COMMAND = (sys.executable, "-m", "quire_worker.matcher.vocabulary")
 CHECK_TIMEOUT_S = 120.0
 _MAX_CAUSE_CHARS = 500
 TOKENIZER_FILE = "tokenizer.json"
-# Steps read the mask of one position while the matcher writes that of the next.
-ENTRIES_PER_SLOT = 2
 GPU_PROCESSES = 8
 # Address space for the grammars of all processes, and at least so much for each.
 GRAMMAR_BYTES = 4 << 30
@@ -90,13 +88,15 @@ def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, .
     return (done.stdout.strip() or done.stderr.strip())[-_MAX_CAUSE_CHARS:] or f"exit code {done.returncode}"
 
 
-def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str) -> MatcherPool:
+def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str, row_tokens: int = 1) -> MatcherPool:
     """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda: a mask ring, and a
-    client for each process. The processes share the mask slots and the refusals of grammars. The processes are started
-    when the first sequence has a grammar."""
+    client for each process. A row of a sequence with a grammar samples at most `row_tokens` in a step. The processes
+    share the mask slots and the refusals of grammars. The processes are started when the first sequence has a
+    grammar."""
     mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
     count = min(config.matcher_processes or _processes_on(device), mask_slots)
-    ring = MaskRing.create(mask_slots, ENTRIES_PER_SLOT, info.vocab_size)
+    # A step reads the masks of a row while the matcher writes those of the next row.
+    ring = MaskRing.create(mask_slots, 2 * row_tokens, info.vocab_size)
     rings = [ring, *(ring.of_process(number) for number in range(1, count))]
     return MatcherPool(
         [
@@ -105,6 +105,8 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str)
                 _link_maker(config, model, info, each, max(GRAMMAR_BYTES // count, LEAST_GRAMMAR_BYTES)),
                 mask_slots=range(each.process, mask_slots, count),
                 crashes=crashes.with_same_refusals(),
+                # With one token a row there are no drafts, and nobody needs masks ahead.
+                lookahead=2 * row_tokens - 1 if row_tokens > 1 else 0,
             )
             for each in rings
         ]
@@ -127,7 +129,7 @@ def _link_maker(
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
         mask_slots=ring.mask_slots,
-        entries_per_slot=ENTRIES_PER_SLOT,
+        entries_per_slot=ring.entries_per_slot,
         process=ring.process,
         grammar_bytes=grammar_bytes,
         instance=identity()[1] or config.instance,

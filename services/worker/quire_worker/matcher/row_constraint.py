@@ -32,7 +32,7 @@ class MaskSource(Protocol):
 
 
 class RowConstraint:
-    """`mask_at` belongs to the device's thread. MatcherClient alone calls the other methods, on the model
+    """`mask_at` and `finish` belong to the device's thread. MatcherClient alone calls the other methods, on the model
     thread; it holds its lock for `append`."""
 
     def __init__(self, sequence: Sequence, grammar: str, generation: int, mask_source: MaskSource) -> None:
@@ -50,6 +50,7 @@ class RowConstraint:
         """Whether a step found its mask missing, and the process has not yet said that it is there."""
         self.failure: QuireError | None = None
         self.ended = False
+        self._is_finished = False
         self.mask_source = mask_source
         """The client of the process that applies its grammar."""
 
@@ -65,7 +66,12 @@ class RowConstraint:
 
     def mask_at(self, position: int) -> TokenMask | None:
         """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
-        return self.mask_source.mask_at(self, position)
+        return None if self._is_finished else self.mask_source.mask_at(self, position)
+
+    def finish(self) -> None:
+        """Note that the device has sampled the last token of the sequence. Steps in flight may still have its row: they
+        find no mask, also where the matcher has computed masks ahead."""
+        self._is_finished = True
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""

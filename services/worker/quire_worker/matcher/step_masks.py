@@ -1,31 +1,85 @@
-"""`fetch_masks` reads the masks of one step, for a runner on the CPU that is about to sample."""
+"""The masks of one step, for a device that runs on the CPU: `ForcedTokens` reads masks before the step, and proposes
+the tokens that grammars force as drafts; `fetch_masks` reads masks just before the step samples.
+
+Where the mask of a position allows one token only, the model is sure to sample this token, so that such a draft is
+always right. The matcher computes these masks ahead; see lookahead_grammar.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from quire_worker.sampling.token_mask import MaskKind
+
 if TYPE_CHECKING:
+    from quire_worker.arrays import Int32
+    from quire_worker.engine.ports import Drafter
     from quire_worker.sampling.token_mask import TokenMask
     from quire_worker.step import StepBatch, StepSamples
 
+FORCED_ROW_TOKENS: Final = 8
+"""The most tokens that a row of a sequence with a grammar may sample in one step, on a device that runs drafts. The
+names of properties in JSON schemas have about as many."""
 
-def fetch_masks(batch: StepBatch, samples: StepSamples) -> tuple[dict[int, TokenMask], tuple[int, ...]]:
-    """Return the masks of the rows that sample by a grammar, by index in `samples`, and the indices in the batch of the
-    sequences whose mask is missing."""
+
+class ForcedTokens:
+    """Implements Drafter. Belongs to the device's thread. `other` proposes the drafts of sequences without a grammar;
+    None: they have none."""
+
+    def __init__(self, other: Drafter | None = None) -> None:
+        self._other = other
+        self.constrained_only = other is None
+
+    def propose(self, batch: StepBatch) -> Int32:
+        """Return the forced tokens of sequences with grammars, as far as their masks are there, and the drafts of the
+        other drafter for the rest: ids [S, max(batch.drafts)], -1 from where a sequence has none."""
+        if self._other is None:
+            proposed = np.full((len(batch.drafts), int(batch.drafts.max(initial=0))), -1, np.int32)
+        else:
+            proposed = self._other.propose(batch)
+        first = (batch.position + batch.count - batch.drafts).tolist()
+        for sequence, constraint in batch.constraints.items():
+            proposed[sequence] = -1
+            for nth in range(int(batch.drafts[sequence])):
+                mask = constraint.mask_at(first[sequence] + nth)
+                if mask is None or mask.kind != MaskKind.ONE:
+                    break
+                proposed[sequence, nth] = mask.token
+        return proposed
+
+
+class StepMasks(NamedTuple):
+    """The masks of a step, by index in its StepSamples."""
+
+    masks: dict[int, TokenMask]
+    held: tuple[int, ...] = ()
+    """Indices in the batch of the sequences that lack the mask of their first sample."""
+    missing: tuple[int, ...] = ()
+    """Samples of drafts that lack their mask. Tokens that are sampled for them must not be kept."""
+
+
+def fetch_masks(batch: StepBatch, samples: StepSamples) -> StepMasks:
+    """Return the masks of all samples of sequences with grammars, as far as they are there."""
     masks: dict[int, TokenMask] = {}
-    held = []
     if not batch.constraints:
-        return masks, ()
-    first = np.searchsorted(samples.sequence, list(batch.constraints))
-    positions = samples.sample_position[first].tolist()
-    for (sequence, constraint), draw, position in zip(
-        batch.constraints.items(), first.tolist(), positions, strict=True
+        return StepMasks(masks)
+    held, missing = [], []
+    begin = np.searchsorted(samples.sequence, list(batch.constraints))
+    positions = samples.sample_position[begin].tolist()
+    for (sequence, constraint), first, position in zip(
+        batch.constraints.items(), begin.tolist(), positions, strict=True
     ):
         mask = constraint.mask_at(position)
         if mask is None:
             held.append(sequence)
-        else:
-            masks[draw] = mask
-    return masks, tuple(held)
+            continue
+        masks[first] = mask
+        for nth in range(1, 1 + int(batch.drafts[sequence]) if len(batch.drafts) else 1):
+            mask = constraint.mask_at(position + nth)
+            if mask is None:
+                missing.append(first + nth)
+            else:
+                masks[first + nth] = mask
+    return StepMasks(masks, tuple(held), tuple(missing))

@@ -1,7 +1,8 @@
 """The frames between the engine and the matcher's process. The `subject` of a frame is a mask slot, and its
 `generation` is the sequence that has this slot.
 
-OPEN      i64 position of the first output token; i32 number of output tokens; these tokens; the text of the grammar
+OPEN      i64 position of the first output token; i32 lookahead; i32 number of output tokens; these tokens; the text of
+          the grammar
 TOKENS    rows of four int32: mask slot, generation, position, token
 AWAIT     int32 position
 OPENED    int32 microseconds that compiling took
@@ -23,7 +24,7 @@ from quire_worker.side_process.frames import FRAME_HEAD_BYTES, Frame, ProcessFra
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32
 
-_OPEN = struct.Struct("<qi")
+_OPEN = struct.Struct("<qii")
 TOKEN_COLUMNS = 4
 
 
@@ -64,6 +65,8 @@ class OpenMessage:
     """The position of the first output token."""
     output_ids: tuple[int, ...]
     grammar: str
+    lookahead: int = 0
+    """The most masks after the next one that are to be computed ahead, where tokens are forced."""
 
 
 def open_frame_bytes(output: int, grammar: int) -> int:
@@ -74,19 +77,19 @@ def open_frame_bytes(output: int, grammar: int) -> int:
 def pack_open(opened: OpenMessage) -> Frame:
     """Pack an OPEN frame."""
     ids = np.array(opened.output_ids, np.int32).tobytes()
-    head = _OPEN.pack(opened.position, len(opened.output_ids))
+    head = _OPEN.pack(opened.position, opened.lookahead, len(opened.output_ids))
     return Frame(MatcherFrameKind.OPEN, opened.generation, opened.mask_slot, head + ids + opened.grammar.encode())
 
 
 def unpack_open(frame: Frame) -> OpenMessage:
     """Unpack an OPEN frame. Raises WireError if its payload is too short or not UTF-8."""
     try:
-        position, count = _OPEN.unpack_from(frame.payload)
+        position, lookahead, count = _OPEN.unpack_from(frame.payload)
         ids = np.frombuffer(frame.payload, np.int32, count, _OPEN.size)
         text = frame.payload[_OPEN.size + ids.nbytes :].decode()
     except (struct.error, ValueError) as error:
         raise WireError(f"an OPEN frame that cannot be read: {error}") from None
-    return OpenMessage(frame.subject, frame.generation, position, tuple(ids.tolist()), text)
+    return OpenMessage(frame.subject, frame.generation, position, tuple(ids.tolist()), text, lookahead)
 
 
 def unpack_tokens(frame: Frame) -> Int32:

@@ -36,6 +36,8 @@ class RandomYields:
     """Implements Drafter and RowGate. `runner` uses the same pages as the runner of the steps, which later writes the
     same KV again. `runner` must take no time. Belongs to the thread that runs steps."""
 
+    constrained_only = False
+
     def __init__(self, runner: Runner, vocab_size: int, seed: int, odds: Odds = Odds()) -> None:
         self._runner = runner
         self._vocab_size = vocab_size

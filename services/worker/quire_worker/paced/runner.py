@@ -19,7 +19,7 @@ from quire_worker.paced.answer import NO_IDS, forbidden
 from quire_worker.paced.faults import StepFaults
 from quire_worker.paced.hashing import choose, contributions, keys, probes, random_numbers, resample, tokens_of
 from quire_worker.paced.pacer import Pacer
-from quire_worker.step import DAMAGED, NOTHING_LEFT, DeviceTiming, StepOutput, samples_of
+from quire_worker.step import DAMAGED, HELD, NOTHING_LEFT, DeviceTiming, StepOutput, samples_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class PacedRunner:
     def run(self, batch: StepBatch) -> StepOutput:
         """Carry out this step's faults, compute its tokens at once, and wait until the step's planned end. The time is
         that of a step, of its prompt tokens and of faults. Then fetch the masks of grammars and sample these rows
-        again, as late as a real model. Sequences without a mask are reported as held."""
+        again, as late as a real model. Sequences without a first mask are reported as held."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.apply_faults(self.steps)
@@ -83,13 +83,14 @@ class PacedRunner:
                 token[:1] = DAMAGED
         if step_ns:
             self._pacer.wait_until(self._pacer.end_of_step(batch.formed_ns, step_ns))
-        masks, held = fetch_masks(batch, samples.where)
-        for row, mask in masks.items():
+        fetched = fetch_masks(batch, samples.where)
+        for row, mask in fetched.masks.items():
             self._resample(batch, samples, row, mask)
         ended = time.perf_counter_ns()
         timing = DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0)
         logprobs = _logprobs(samples.x, token, batch.logprobs[samples.where.sequence], self._vocab_size)
-        return StepOutput(token, logprobs, timing, held=held)
+        token[list(fetched.missing)] = HELD
+        return StepOutput(token, logprobs, timing, held=fetched.held)
 
     def _compute(self, batch: StepBatch) -> _Sampled:
         """Write the KV of all rows, and sample all tokens, without tokens that are blocked or that controls forbid.

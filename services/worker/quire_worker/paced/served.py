@@ -9,6 +9,7 @@ from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.logits_processors import capabilities_of
 from quire_common.pages import namespace_digest
 from quire_worker.matcher.matcher_factory import grammar_capabilities
+from quire_worker.matcher.step_masks import FORCED_ROW_TOKENS, ForcedTokens
 from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
@@ -40,7 +41,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
     processors = load_processors(config.logits_processors, Path(config.model))
     faults = StepFaults(parse_faults(config.paced_fault))
     runner = PacedRunner(pages, facts.vocab_size, config.paced or 0.0, config.paced_prefill_us_per_token, faults=faults)
-    yields = None
+    yields: RandomYields | None = None
     if config.paced_yields:
         yields = RandomYields(PacedRunner(pages, facts.vocab_size), facts.vocab_size, config.paced_yields)
     group = KvGroup("full", pages.page_bytes, _LAYOUT, _DTYPE, 1, 1, 1)
@@ -59,12 +60,13 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
         + grammar_capabilities(config, facts.vocab_size, facts.eos_token_ids),
     )
     return ServedModel(
-        on_host(runner, yields, yields),
+        on_host(runner, ForcedTokens(yields), yields),
         from_host(pages),
         info,
         pages.num_pages,
         logits_processors=processors,
         max_row_tokens=1 if yields is None else YIELDS_ROW_TOKENS,
+        max_constrained_row_tokens=FORCED_ROW_TOKENS,
         model_path=config.model,
     )
 

@@ -25,6 +25,8 @@ ANSWER = continuation(PROMPT, 30, VOCAB)
 class Oracle:
     """Drafts the right answer of one prompt, but for the places in `wrong`; holds rows at the turns in `held`."""
 
+    constrained_only = False
+
     def __init__(self, answer: list[int], wrong: Iterable[int] = (), held: Iterable[int] = ()) -> None:
         self.tokens = [*PROMPT, *answer]
         self.wrong = {len(PROMPT) + place for place in wrong}

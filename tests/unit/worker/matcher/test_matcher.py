@@ -278,7 +278,7 @@ def test_work_that_is_queued_for_a_closed_sequence_keeps_no_grammar() -> None:
     backend = letter_backend(VOCAB, (1, 2))
     sequence = SequenceAtMatcher(backend, "start: /[A-D]+/")
     found = weakref.ref(sequence.matcher._sequences[0].grammar)
-    step = sequence.matcher._step(sequence.matcher._sequences[0], [17])
+    step = sequence.matcher._step(sequence.matcher._sequences[0])
     assert found() is not None
     sequence.replay()
     assert found() is None
@@ -368,7 +368,7 @@ def test_all_sequences_of_a_very_slow_grammar_leave_the_quick_thread(
     matcher.receive(pack_open(OpenMessage(4, 5, 10, (), "9")))
     del worked[:]
     backend.meanwhile = lambda: clock.advance(mask_ns)
-    matcher._sequences[0].grammar._meanwhile = backend.meanwhile  # type: ignore[union-attr]  # a fake's
+    matcher._sequences[0].grammar._grammar._meanwhile = backend.meanwhile  # type: ignore[union-attr]  # a fake's
     for place in (10, 11):
         for mask_slot in range(5):
             matcher.receive(Frame.of(MatcherFrameKind.TOKENS, 0, 0, np.array([mask_slot, mask_slot + 1, place, 5])))
