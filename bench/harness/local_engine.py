@@ -66,12 +66,20 @@ class LocalEngine:
         device = served.make_device(spec, lockstep)
         self.close = weakref.finalize(self, device.close)
         self._step_ended = threading.Event()
+        self._matcher = matcher
         device.wake = self._step_ended.set
         if matcher is not None:
             matcher.wake = self._step_ended.set
         self.engine = Engine(spec, device, depth=1 if lockstep else DEPTH, matcher=matcher)
         hello = WorkerHello(
-            self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), served.info, capabilities=(served.device,)
+            self.engine.epoch,
+            spec.num_slots,
+            max_num_seqs,
+            (pages,),
+            served.info,
+            capabilities=(served.device,),
+            max_row_tokens=spec.max_row_tokens,
+            max_constrained_row_tokens=spec.max_constrained_row_tokens,
         )
         config = SchedulerConfig(lockstep=lockstep, **scheduler)  # type: ignore[arg-type]  # checked by the dataclass
         self.scheduler = Scheduler(config, hello)
@@ -89,9 +97,10 @@ class LocalEngine:
         self.scheduler.abort(SESSION, handle, time.time())
 
     def step(self) -> bool:
-        """Run one round of grants, launches and reports. If there is nothing to do, wait for a step to end. Returns
-        False if nothing runs either. A round takes the reports of the steps that were in flight at its start, and not
-        of steps that end meanwhile. Otherwise short steps would leave no time for grants, submits and aborts."""
+        """Run one round of grants, launches and reports. If there is nothing to do, wait for a step to end, or for the
+        matcher. Returns False if nothing runs either. A round takes the reports of the steps that were in flight at its
+        start, and not of steps that end meanwhile. Otherwise short steps would leave no time for grants, submits and
+        aborts."""
         now = time.time()
         busy = False
         self._step_ended.clear()
@@ -107,7 +116,7 @@ class LocalEngine:
             self.reports(report)
             self._collect(self.scheduler.on_report(report, time.time()))
         self._collect(self.scheduler.take_outputs())
-        if not busy and self.engine.in_flight:
+        if not busy and (self.engine.in_flight or (self._matcher is not None and self._matcher.sequences)):
             self._step_ended.wait()
             return True
         return busy

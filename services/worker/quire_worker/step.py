@@ -116,6 +116,11 @@ class StepBatch:
     def put_drafts(self, proposed: Int32) -> None:
         """Write the drafts of a drafter, [S, max(drafts)], into the rows behind each sequence's token. A sequence's
         drafts end before its first -1; rows for further ones are removed. Copies the columns that change."""
+        if len(self.token) == len(self.count) + int(self.drafts.sum()) and not (proposed[:, 0] >= 0).any():
+            # The usual case, made fast: one known token each, and no drafts.
+            self.token = self.token[np.cumsum(self.count) - self.count]
+            self.count, self.drafts = np.ones_like(self.count), _no_ids()
+            return
         nth = np.arange(proposed.shape[1])
         is_draft = (proposed >= 0) & (nth < self.drafts[:, None])
         drafts = np.logical_and.accumulate(is_draft, axis=1).sum(axis=1, dtype=np.int32)

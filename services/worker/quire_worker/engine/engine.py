@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
+# Rows with drafts take more of the host's time. A grammar that forces no token has no gain from them.
+_DRAFTLESS_ROWS = 16
+_RARELY = 8
 
 
 class Engine:
@@ -238,11 +241,14 @@ class Engine:
 
     def _view(self) -> SlotView:
         """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
-        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached."""
+        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _DRAFTLESS_ROWS without
+        a forced token, it has drafts only in every step whose number is a multiple of _RARELY."""
         table = self.residents.table
         most_drafts = None
         if self.spec.has_drafts:
             most_drafts = table.most_drafts * (table.known_len >= table.min_len)
+            if self._launched % _RARELY:
+                most_drafts[table.draftless >= _DRAFTLESS_ROWS] = 0
         return SlotView(
             runnable=(table.state == SlotState.RUNNING) & ~(table.awaits_mask & table.decoding),
             computed=table.computed,

@@ -84,6 +84,8 @@ class SlotTable:
         self.controlled = np.zeros(n, np.bool_)
         self.most_drafts = np.zeros(n, np.int32)
         """The most drafts of the slot's row: none if a logits processor or penalty changes the logits."""
+        self.draftless = np.zeros(n, np.int32)
+        """Of a slot with a grammar: how many of its last rows, all launched with drafts, had no forced token."""
         self.controls: list[LogitsState | None] = [None] * n
         """The logits processor states of the sequences that have one."""
         self.constraints: list[RowConstraint | None] = [None] * n
@@ -186,6 +188,11 @@ class SlotTable:
         """Return the most drafts of a row that samples at most so many tokens."""
         controls = self.controls[slot]
         return row_tokens - 1 if controls is None or not controls.changes_logits else 0
+
+    def note_drafts(self, slots: Int32, tokens: Int32) -> None:
+        """Note how many tokens each of these slots kept in a step that was launched with drafts."""
+        draftless = self.constrained[slots] & (tokens <= 1)
+        self.draftless[slots] = np.where(draftless, self.draftless[slots] + 1, 0)
 
     def set_awaits_mask(self, slot: int, awaits: bool) -> None:
         """Note whether the next mask of a slot's grammar is still to come."""

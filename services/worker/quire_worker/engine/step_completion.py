@@ -37,7 +37,6 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     if (
         everyone
         and in_flight.decodes == len(slots)
-        and not in_flight.has_drafts
         and not outcome.finish.any()
         and _one_token_each(residents, outcome)
     ):
@@ -45,6 +44,8 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     told = live if everyone else live | residents.are_late(in_flight.slot_generation)
     kept = outcome.token >= 0
     num_kept = np.count_nonzero(kept, axis=1).astype(np.int32)
+    if in_flight.has_drafts:
+        table.note_drafts(slots[live], num_kept[live])
     end = _advance(residents, in_flight, live, num_kept, outcome)
     sampled = told & (num_kept > 0)
     ended = np.flatnonzero(told & (outcome.finish > 0))
@@ -90,15 +91,19 @@ def _one_token_each(residents: ResidentSlots, outcome: StepOutcome) -> bool:
 def _complete_plain_decodes(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Raise each slot's page watermark and known length by one position, and return the rows to report. The result
     equals that of `complete_step`, with fewer operations. Only for a step in which every sequence decodes, still holds
-    its slot, samples one token, and goes on."""
-    slots, table = in_flight.slot, residents.table
+    its slot, samples one token, and goes on. If it was launched with drafts, the device has left out all of them."""
+    slots, table, count = in_flight.slot, residents.table, in_flight.count
+    if in_flight.has_drafts:
+        residents.subtract_uncomputed(slots, count - 1)
+        count = np.ones_like(count)
+        table.note_drafts(slots, count)
     end = table.known_len[slots]
     residents.computed_one(slots, end)
     table.known_len[slots] = end + 1
     residents.forget_late()
     return StepRows(
         slot=slots,
-        count=in_flight.count,
+        count=count,
         token=outcome.token.reshape(-1),
         finish=outcome.finish,
         prefill_slot=_NO_SLOTS,

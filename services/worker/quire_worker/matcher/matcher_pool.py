@@ -52,6 +52,11 @@ class MatcherPool:
         return [client.pid for client in self._clients if client.pid is not None]
 
     @property
+    def sequences(self) -> int:
+        """The number of sequences that have started and not ended."""
+        return sum(client.sequences for client in self._clients)
+
+    @property
     def mask_totals(self) -> tuple[int, int]:
         """Return the number of masks so far, and the nanoseconds that they took."""
         counts, times_ns = zip(*(client.mask_totals for client in self._clients), strict=True)
