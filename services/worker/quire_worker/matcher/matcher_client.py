@@ -233,6 +233,8 @@ class MatcherClient:
     def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
         """Append sampled tokens to their sequences' outputs, and send them. While a suspect is opened, they are kept
         back."""
+        if forced := sum(len(tokens) - 1 for _, tokens in sampled):
+            self._metrics.count_forced_tokens(forced)
         with self._lock:
             for constraint, tokens in sampled:
                 position = constraint.append(tokens)

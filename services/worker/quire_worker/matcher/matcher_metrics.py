@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class MatcherMetrics:
-    """The share of one process in the worker's metrics. Belongs to the model thread. A sequence is identified by its
-    generation."""
+    """The share of one process in the worker's metrics. Belongs to the model thread, but for `count_forced_tokens`. A
+    sequence is identified by its generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -29,6 +29,9 @@ class MatcherMetrics:
         self._masks = metrics.counter("quire_worker_masks_total", "Masks of grammars that the matcher made")
         self._mask_seconds = metrics.counter("quire_worker_mask_seconds_total", "Time that masks took to make")
         self._held = metrics.counter("quire_worker_held_rows_total", "Rows of a step whose mask had not come")
+        self._forced = metrics.counter(
+            "quire_worker_forced_tokens_total", "Tokens that a grammar forced and that were sampled with the one before"
+        )
         self._replays = metrics.counter(
             "quire_worker_mask_replays_total", "Sequences that were replayed since a mask did not come"
         )
@@ -61,6 +64,10 @@ class MatcherMetrics:
     def count_held_row(self) -> None:
         """Count a row that was held because its mask was missing."""
         self._held.inc()
+
+    def count_forced_tokens(self, count: int) -> None:
+        """Count tokens that were drafts, and were kept. From the device's thread."""
+        self._forced.inc(count)
 
     def count_replay(self) -> None:
         """Count a sequence that is replayed because its mask is overdue."""
