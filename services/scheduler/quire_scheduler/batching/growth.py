@@ -16,9 +16,11 @@ from quire_common.columns import NO_I32
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quire_common.sequence import RequestContext
     from quire_scheduler.batching.grant_policy import GrantPolicy
     from quire_scheduler.core.lifecycle import Lifecycle
     from quire_scheduler.core.replica import Replica
+    from quire_scheduler.core.request import Request
 
 _NO_SLOTS = np.empty(0, np.intp)
 
@@ -128,9 +130,18 @@ class Growth:
             self._pages = [[*before, *pages] for before, pages in zip(self._pages, given, strict=True)]
             self._slot, self._count = np.concatenate([self._slot, slot]), np.concatenate([self._count, count])
             slots.capacity[slot] += count * replica.page_size
-            for request, pages in zip(requests, counts, strict=True):
-                replica.waiting.policy.charge(request.context, pages * replica.page_size)
+            self._charge(requests, counts)
         return active[short[~fits]]
+
+    def _charge(self, requests: list[Request], counts: list[int]) -> None:
+        """Charge tenants for so many pages of each request: once for all requests of a tenant with the same weight."""
+        charged: dict[tuple[str, int], tuple[RequestContext, int]] = {}
+        for request, pages in zip(requests, counts, strict=True):
+            context = request.context
+            key = context.tenant, context.weight
+            charged[key] = context, pages + (charged[key][1] if key in charged else 0)
+        for context, pages in charged.values():
+            self._replica.waiting.policy.charge(context, pages * self._replica.page_size)
 
     def _reclaim(self, active: NDArray[np.intp], lacking: int, now: float) -> bool:
         """Preempt the latest sequences beyond the policy's `rows`, until `lacking` pages are free or will be. Only
