@@ -195,8 +195,9 @@ class Matcher:
         self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, left: deque[int], compile_ns: int
     ) -> None:
         """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and
-        those after forced tokens, and send OPENED, on the compile thread. A long replay takes turns with other work of
-        that thread. If the grammar fails, tell the engine."""
+        those after forced tokens, and send OPENED, on the compile thread. A slow first mask is the only one, and moves
+        its sequence to the slow thread. A long replay takes turns with other work of that thread. If the grammar fails,
+        tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -209,7 +210,8 @@ class Matcher:
                     )
                     return
             mask = grammar.compute_mask([])
-            self._look_ahead(sequence, grammar, MatcherThread.COMPILE)
+            if sequence.budget.last_ns <= SLOW_NS:
+                self._look_ahead(sequence, grammar, MatcherThread.COMPILE)
             while not self._end_replay(sequence, grammar, mask):
                 mask = grammar.compute_mask(self._pop_pending(sequence))
         except GrammarError as error:
@@ -310,9 +312,10 @@ class Matcher:
             self._submit_lookahead(sequence)
 
     def _submit_lookahead(self, sequence: _ConstrainedSequence) -> None:
-        """Write the masks after the forced tokens of a sequence, if it belongs to the quick thread."""
+        """Write the masks after the forced tokens of a sequence, if it belongs to the quick thread. Another thread may
+        be changing any other grammar at this moment."""
         grammar = sequence.grammar
-        if grammar is not None and grammar.can_look_ahead and sequence.thread == MatcherThread.QUICK:
+        if sequence.thread == MatcherThread.QUICK and grammar is not None and grammar.can_look_ahead:
             self._executors[MatcherThread.QUICK].submit(
                 sequence.generation, lambda: self._look_ahead(sequence, grammar, MatcherThread.QUICK)
             )
@@ -334,12 +337,16 @@ class Matcher:
             except GrammarError as error:
                 self._fail(sequence, error)
                 return
-            elapsed_ns = time.perf_counter_ns() - began
+            elapsed_ns, is_new = time.perf_counter_ns() - began, grammar.masks_computed > computed
             with self._lock:
-                awaited = self._put_locked(sequence, grammar.position, mask)
+                # A mask that was computed ahead is in the ring. To write it again would hide it from a step meanwhile.
+                if is_new:
+                    awaited = self._put_locked(sequence, grammar.position, mask)
+                else:
+                    awaited = not sequence.closed and sequence.record_mask(grammar.position)
             if awaited:
                 self._send_masked(sequence)
-            if grammar.masks_computed > computed:
+            if is_new:
                 self._ring.count_mask(thread, elapsed_ns)
 
         return step
