@@ -43,10 +43,12 @@ def restarts() -> float:
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], MatcherPool]]:
     made: list[MatcherPool] = []
 
-    def make_pool(model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1) -> MatcherPool:
+    def make_pool(
+        model: str, silent_pings: int = PATIENT.silent_pings, processes: int = 1, row_tokens: int = 1
+    ) -> MatcherPool:
         monkeypatch.setattr(matcher_factory, "TIMEOUTS", replace(PATIENT, silent_pings=silent_pings))
         config = WorkerConfig(model=model, max_constrained_seqs=9, matcher_processes=processes, paced=0.0)
-        made.append(matcher_factory.make_matcher(config, model, INFO, "cpu"))
+        made.append(matcher_factory.make_matcher(config, model, INFO, "cpu", row_tokens))
         return made[-1]
 
     yield make_pool
@@ -110,6 +112,38 @@ def test_process_starts_with_the_first_grammar_and_makes_masks(make: Callable[[s
     assert len(row.output) == 6 and len(allowed(row)) >= 1
     loaded = {Path(each.path).name for each in psutil.Process(pid_of(pool)).memory_maps()}
     assert not {name for name in loaded if "torch" in name or "cuda" in name or "llvmlite" in name}
+
+
+def test_process_makes_the_masks_after_forced_tokens_before_these_come(
+    make: Callable[..., MatcherPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those that a process without lookahead makes when the tokens have come. No mask counts as slow, on
+    however busy a machine."""
+    patient = patched_process("from quire_worker.matcher import matcher", "matcher.SLOW_NS = 10**10")
+    monkeypatch.setattr(matcher_factory, "COMMAND", (matcher_factory.COMMAND[0], "-c", patient))
+    text = 'start: "{\\"name\\": \\"" /[a-z]/ "\\", \\"value\\": " /[0-9]/ "}"'
+    plain, looking = make(str(find_model(None))), make(str(find_model(None)), row_tokens=8)
+    reference, row = open_row(plain, text), open_row(looking, text)
+    until(plain, lambda: reference.is_open)
+    until(looking, lambda: row.is_open)
+    while (next_mask := row.mask_at(row.next_position)) is not None and next_mask.kind is not MaskKind.END:
+        first, tokens = row.next_position, allowed(row)[:1]
+        masks = [next_mask]
+        while masks[-1].kind is MaskKind.ONE:
+            tokens = [*tokens[: len(masks) - 1], masks[-1].token]
+            draw(plain, reference)
+            found = reference.mask_at(reference.next_position)
+            assert found is not None
+            masks.append(found)
+        last = first + len(masks) - 1
+        until(looking, lambda last=last: row.mask_at(last))  # type: ignore[misc]  # bound now
+        assert [row.mask_at(first + nth) for nth in range(len(masks))] == masks
+        if len(masks) == 1:
+            draw(plain, reference)
+        row.mask_source.add_tokens([(row, tokens)])
+        until(looking, lambda: has_mask(row))
+        assert row.output == reference.output
+    assert len(row.output) > 10
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much a process has mapped")

@@ -168,9 +168,9 @@ class Engine:
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
-            in_flight = self._in_flight.popleft()
-            report = self._complete_step(in_flight, self._outcomes.popleft())
-            size = in_flight.size(len(report.token))
+            in_flight, outcome = self._in_flight.popleft(), self._outcomes.popleft()
+            report = self._complete_step(in_flight, outcome)
+            size = in_flight.size(len(report.token), outcome.count)
         else:
             self._admit()
             quiet = self._acknowledged == self._applied or bool(self._in_flight)

@@ -32,12 +32,14 @@ class InFlightStep:
     """Whether it was launched with drafts. The device may have left out some of them, or all."""
     prepare_us: int
 
-    def size(self, sampled: int) -> StepSize:
+    def size(self, sampled: int, ran: Int32 | None = None) -> StepSize:
         """Return the step's work: its tokens, how many of them are prefill, and the number `sampled`. Also the pairs of
-        a token and a token that it attends to, and the positions whose KV is read."""
-        tokens, context, decodes = int(self.count.sum()), int((self.position + self.count).sum()), self.decodes
-        if tokens == len(self.count):
+        a token and a token that it attends to, and the positions whose KV is read. `ran`: the rows of each sequence
+        that the device ran; None: all that were launched."""
+        rows = self.count if ran is None else ran
+        tokens, context, decodes = int(rows.sum()), int((self.position + rows).sum()), self.decodes
+        if tokens == len(rows):
             return StepSize(tokens, tokens - decodes, sampled, context, context)
-        count = self.count.astype(np.int64)
+        count = rows.astype(np.int64)
         pairs = int((count * self.position + count * (count + 1) // 2).sum())
         return StepSize(tokens, int(count[decodes:].sum()), sampled, pairs, context)

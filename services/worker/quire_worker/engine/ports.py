@@ -42,6 +42,8 @@ class StepOutcome:
     """Each sequence keeps exactly one token. The device has checked this, so the engine need not."""
     held: tuple[int, ...] = ()
     """Sequences that were held for want of a mask."""
+    count: Int32 | None = None
+    """Rows of each sequence that the step ran, if the device leaves out drafts; None: as launched."""
 
 
 class Device(Protocol):

@@ -79,6 +79,7 @@ class StepRunner:
             wait_us=waited_ns // 1000,
             scores={} if output is None else output.scores,
             held=() if output is None else output.held,
+            count=batch.count,
             one_token_each=(
                 complete and self._one_token_each and not len(batch.drafts) and (held is None or not held.any())
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,6 +65,34 @@ def test_at_most_max_num_seqs_decode_lowest_order_key_first() -> None:
 def test_prefill_goes_in_the_schedulers_order_then_by_key() -> None:
     slots = view((0, 9, 99), (0, 9, 99), (0, 9, 99), (0, 9, 99), keys=[3, 2, 1, 0], ranks=[1, UNORDERED, 0, UNORDERED])
     assert [slot for slot, _ in pairs(schedule_step(slots, Budget(99, 0, 99, 9), 8))] == [2, 0, 3, 1]
+
+
+def with_drafts(slots: SlotView, *most: int) -> SlotView:
+    """The same slots, whose rows may have so many drafts."""
+    return dataclasses.replace(slots, most_drafts=np.array(most, np.int32))
+
+
+def test_rows_have_as_many_drafts_as_they_may() -> None:
+    slots = with_drafts(view((9, 5, 99), (9, 5, 99), (9, 5, 99)), 7, 0, 3)
+    assert pairs(schedule_step(slots, Budget(100, 100, 100, 4), 8)) == [(0, 8), (1, 1), (2, 4)]
+
+
+def test_drafts_are_bounded_by_credit_and_by_the_end_of_the_sequence() -> None:
+    slots = with_drafts(view((9, 5, 10), (9, 5, 12), (9, 5, 99)), 7, 7, 7)
+    slots.bound[2] = 14
+    assert pairs(schedule_step(slots, Budget(100, 100, 100, 4), 8)) == [(0, 1), (1, 3), (2, 5)]
+
+
+def test_drafts_share_what_is_left_among_the_rows_that_may_have_some() -> None:
+    """Neither a row without drafts nor one without credit for any has a share."""
+    slots = with_drafts(view((9, 5, 99), (9, 5, 99), (9, 5, 99), (9, 5, 10)), 7, 0, 7, 7)
+    assert pairs(schedule_step(slots, Budget(11, 100, 100, 4), 8)) == [(0, 4), (1, 1), (2, 4), (3, 1)]
+    assert pairs(schedule_step(slots, Budget(5, 100, 100, 4), 8)) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_prompts_come_before_drafts() -> None:
+    slots = with_drafts(view((9, 5, 99), (0, 20, 99)), 7, 7)
+    assert pairs(schedule_step(slots, Budget(24, 100, 100, 4), 8)) == [(0, 4), (1, 20)]
 
 
 def test_partial_prefills_are_bounded_and_whole_ones_pass_them() -> None:

@@ -10,7 +10,7 @@ from quire_worker.engine.slots import SlotTable
 from quire_worker.matcher.constrained_slots import ConstrainedSlots
 from quire_worker.matcher.crash_record import REFUSED_S, CrashRecord
 from quire_worker.matcher.matcher_client import MOST_LOST
-from quire_worker.matcher.wire import MatcherFrameKind
+from quire_worker.matcher.wire import MatcherFrameKind, unpack_open
 from tests.fakes.worker.engine_bench import small_spec
 from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher
 from tests.unit.worker.matcher.letter_rows import (
@@ -185,3 +185,61 @@ def test_losses_for_which_no_sequence_waits_do_not_fail_the_next_one() -> None:
     while matcher.link.hear():
         take_all(matcher)
     assert row.is_ready
+
+
+def opened_with(matcher: LocalMatcher, process: int = 0) -> dict[int, int]:
+    """The lookahead of each sequence when the process was last asked to open it."""
+    frames = [frame for frame in matcher.links[process].heard if frame.kind is MatcherFrameKind.OPEN]
+    return {frame.generation: unpack_open(frame).lookahead for frame in frames}
+
+
+def test_grammar_on_which_a_lost_process_worked_gets_no_lookahead() -> None:
+    """The process may have crashed ahead of the tokens, of which the replay key says nothing."""
+    matcher = LocalMatcher(BACKEND, VOCAB, row_tokens=4)
+    busy, same, other = open_row(matcher), open_row(matcher), open_row(matcher, text="start: /[A-D]{4,8}/")
+    assert opened_with(matcher) == dict.fromkeys((busy.generation, same.generation, other.generation), 7)
+    matcher.link.lose([busy.generation])
+    take_all(matcher)
+    assert opened_with(matcher) == {busy.generation: 0, same.generation: 0, other.generation: 7}
+    later = open_row(matcher)
+    assert opened_with(matcher)[later.generation] == 0
+    take_all(matcher)
+    assert all(row.is_ready for row in (busy, same, other, later))
+
+
+def test_no_process_looks_ahead_for_a_grammar_on_which_another_one_was_lost() -> None:
+    matcher = LocalMatcher(BACKEND, VOCAB, processes=2, row_tokens=4)
+    rows = [open_row(matcher) for _ in range(2)]
+    matcher.links[0].lose([rows[0].generation])
+    take_all(matcher)
+    later = [open_row(matcher) for _ in range(2)]
+    others = [open_row(matcher, text="start: /[A-D]{4,8}/") for _ in range(2)]
+    for row in [*later, *others]:
+        process = matcher.clients.index(row.mask_source)  # type: ignore[arg-type]  # each source is a client
+        assert opened_with(matcher, process)[row.generation] == (0 if row in later else 7)
+
+
+def test_loss_of_an_idle_process_forbids_no_lookahead() -> None:
+    matcher = LocalMatcher(BACKEND, VOCAB, row_tokens=4)
+    row = open_row(matcher)
+    matcher.link.lose()
+    take_all(matcher)
+    assert opened_with(matcher) == {row.generation: 7}
+
+
+def test_crash_ahead_of_the_tokens_is_a_pause_for_a_sequence_that_ends_before() -> None:
+    """The grammar ends the process with its third token, of which the sequence never samples so many."""
+    matcher = LocalMatcher(CrashingBackend.like(BACKEND), VOCAB, row_tokens=4)
+    row = open_row(matcher, text='start: fatal\nfatal: "ABCD"')
+    take_all(matcher)
+    assert matcher.link.losses == 1 and row.failure is None and row.is_ready
+    keep(row, A, B)
+    assert matcher.link.losses == 1 and allowed(row, 2) == [C]
+
+
+def test_record_forgets_the_oldest_grammars_without_lookahead() -> None:
+    record = CrashRecord(lambda: 0.0)
+    for number in range(300):
+        record.forbid_lookahead(f"start: /A{{{number}}}/")
+    assert record.allows_lookahead("start: /A{0}/") and not record.allows_lookahead("start: /A{299}/")
+    assert not record, "no replay key is suspect"
