@@ -183,8 +183,11 @@ class Admission:
         # Pages that running sequences need soon stay free, lest a start cause a preemption at once. A spare also leaves
         # them the pages of their lead.
         spare = slots.num_active >= policy.rows
-        kept = replica.page_size + (policy.lead() + policy.slack() if spare else 0)
-        missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
+        kept, extra = replica.page_size, 0
+        if spare:
+            kept, extra = kept + policy.lead() + policy.slack(), policy.extra_lead()
+        active = slots.active_slots()
+        missing = slots.missing_pages(active, slots.reach(active, kept, extra), replica.page_size)
         # A start does not take the pages of an earlier request that is looked up again either.
         asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.tokens_of_repeated_lookups())
         return held + free - int(missing.sum()) - asking

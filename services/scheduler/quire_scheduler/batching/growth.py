@@ -63,23 +63,23 @@ class Growth:
             return True
         lead, extra = self._policy.lead(), self._policy.extra_lead() if slots.num_constrained else 0
         active = slots.active_slots()
-        if not self._is_due(active, self._reach(active, lead, extra)):
+        if not self._is_due(active, slots.reach(active, lead, extra)):
             return True
-        missing = self._missing(active, self._reach(active, lead + self._policy.slack(), extra))
+        missing = self._missing(active, slots.reach(active, lead + self._policy.slack(), extra))
         if int(missing.sum()) <= pools.free:
             self._give(active, missing)
             return True
-        missing = self._missing(active, self._reach(active, lead, extra))
+        missing = self._missing(active, slots.reach(active, lead, extra))
         lacking = int(missing.sum())
         enough = lacking <= pools.free
         if not enough and self._reclaim(active, lacking, now):
             active = slots.active_slots()
-            missing = self._missing(active, self._reach(active, lead, extra))
+            missing = self._missing(active, slots.reach(active, lead, extra))
         # All slots get the same share of their lead: pages that some slots do not need yet would be missing where
         # others stand still.
         while (lead or extra) and int(missing.sum()) > pools.free:
             lead, extra = lead // 2, extra // 2
-            missing = self._missing(active, self._reach(active, lead, extra))
+            missing = self._missing(active, slots.reach(active, lead, extra))
         starving = self._give(active, missing)
         if len(starving):
             self._preempt(starving, now)
@@ -99,11 +99,6 @@ class Growth:
         )
         self._slot, self._count, self._pages = _NO_SLOTS, self._count[:0], [[] for _ in self._pages]
         return grown
-
-    def _reach(self, active: NDArray[np.intp], lead: int, extra: int) -> int | NDArray[np.int32]:
-        """Return the lead of each of these slots: `lead`, and `extra` positions more if its sequence has a grammar. One
-        number stands for all if they have the same."""
-        return lead + np.int32(extra) * self._replica.slots.constrained[active] if extra else lead
 
     def _is_due(self, active: NDArray[np.intp], reach: int | NDArray[np.int32]) -> bool:
         """Whether any of these slots has pages for fewer positions than `reach` past its known ones, or than its

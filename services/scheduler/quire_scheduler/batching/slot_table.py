@@ -131,6 +131,11 @@ class SlotTable:
         # A late report of a former holder's progress may exceed the tokens of the present one.
         return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
 
+    def reach(self, slots: NDArray[np.intp], lead: int, extra: int) -> int | NDArray[np.int32]:
+        """Return the lead of each of these slots: `lead`, and `extra` positions more if its sequence has a grammar. One
+        number stands for all if they have the same."""
+        return lead + np.int32(extra) * self.constrained[slots] if extra and self.num_constrained else lead
+
     def missing_pages(
         self, slots: NDArray[np.intp], reach: int | NDArray[np.int32], page_size: int
     ) -> NDArray[np.int32]:
@@ -214,6 +219,8 @@ class SlotTable:
         """Raise AssertionError if columns, holders and the free list disagree."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
+        constrained = int(np.count_nonzero(self.constrained & self.active))
+        require(constrained == self.num_constrained, "sequences with grammars were miscounted")
         require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")
         for slot in held:
             request = self.holder[slot]
