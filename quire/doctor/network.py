@@ -34,9 +34,10 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_redis(address: str) -> Finding:
-    """Check a Redis at `address`: host:port, or a URL, whose password is not shown. Failed: a malformed address, no
-    answer within 3 s, a refusal, or a version below 6. Warnings: it wants a password, or takes more than 50 ms.
-    Otherwise ok, with version and time."""
+    """Check a Redis at `address`: host:port, or a URL, whose password is not shown. Failed: a port that is no number,
+    another scheme than redis or rediss, no connection or answer within 3 s, an error as answer (a wrong password, for
+    one), or a version below 6. Warnings: it wants a password, or takes more than 50 ms from the connection to the
+    answer. Otherwise ok, with version and time."""
     url = urlsplit(address if "://" in address else f"redis://{address}")
     try:
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT

@@ -255,7 +255,8 @@ class PageStore:
 
     def commit(self, lease_id: bytes) -> tuple[int, int]:
         """End a put and its lease: complete and intact pages become visible, the others are dropped. Returns the number
-        of visible pages and the number of dropped ones. Raises NotFound as `write` does."""
+        of visible pages and the number of dropped ones; pages that the put did not want are in neither. Raises NotFound
+        if the lease is unknown, has expired or is a lookup's."""
         with self._lock:
             put = self._find_put(lease_id)
             self._leases.end(lease_id)

@@ -152,9 +152,10 @@ class PutManager:
         return self._writer_left.wait_for(lambda: not self._writers, timeout_s)
 
     def finish(self, put: Put, *, publish: bool) -> int:
-        """End the put. With `publish`, its intact pages become visible, and watchers and write-through tiers learn of
-        them. All other memory is freed, at once or when its writer has finished, and those pages count as refused.
-        Returns how many pages became visible. Called with the lock held."""
+        """End the put; its lease is left to the caller. With `publish`, the put's intact pages become visible, and
+        watchers and write-through tiers learn of them. The memory of all other pages is freed, at once or when the
+        page's writer has finished, and these pages are added to the store's count of refused pages. Without `publish`,
+        this happens to all pages of the put. Returns how many pages became visible. Called with the lock held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes

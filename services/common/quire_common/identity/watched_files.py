@@ -52,10 +52,13 @@ class WatchedFiles(Generic[T]):
         _watcher.add(self)
 
     def check(self) -> None:
-        """Load the value again if the files have changed. A new value raises `generation` and goes to `changed`; a
-        failure is logged and counted, and the former value stays. Only one file of a pair may be written yet. So files
-        that change during the load, and very new files that cannot be loaded, are tried again at the next check,
-        without a report."""
+        """Load the value again if the files have changed. A new value replaces the former one, raises `generation` by
+        one, and is passed to the function `changed`, whose exceptions pass through. If the value cannot be loaded, the
+        failure is logged and counted, once per change of the files, and the former value stays.
+
+        Only one file of a pair may be written yet. So nothing is reported, and the next check tries again, if the files
+        change during the load, or if the load fails within 1 s of a change.
+        """
         state = _state(self._paths)
         if state in (self._seen, self._refused):
             return

@@ -295,8 +295,9 @@ class ReplicaRow:
             rate[row] = max(rate[row], tokens * table.token_bytes[row] / us * 1e6)
 
     def _set_host(self, host: bytes) -> None:
-        """Write the number and name hash of the worker's host to the table, if the host has changed. An empty name
-        means that the host is not known."""
+        """Write the worker's host to the table if the host has changed: the hash of its name, and a small number that
+        stands for this hash in the table. Rows with the same number are on one host. An empty name means that the host
+        is not known; hash and number are then 0."""
         table, row = self._table, self.row
         name_hash = (xxhash.xxh3_64_intdigest(host) or 1) if host else 0
         if name_hash != table.host_hash[row]:

@@ -107,7 +107,9 @@ class Pipeline:
     async def generate(
         self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
     ) -> Generation:
-        """Start a job: take its places, tokenize its prompts, submit its sequences. Raises QuireError if a step fails.
+        """Start a job: find its model, take its places, tokenize its prompts, submit its sequences. A job takes one
+        place per sequence, of the limits of the caller's key and of this router. The caller must close the generation,
+        which gives the places back; if a step fails, they are given back at once. Raises QuireError if a step fails.
         The generation raises later errors when its deltas are read.
 
         `arrived_ns` is the request's arrival, from `time.monotonic_ns()`. `admitted`: the job is a part of a larger

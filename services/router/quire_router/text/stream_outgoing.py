@@ -232,9 +232,13 @@ class DetokenizeOutgoing:
         return message
 
     def _add_opening(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-        """Add a sequence's open, then its rows, to the message, up to `room` bytes. Returns the number of bytes that
-        were added. Sets `done` when everything was added, or when the sequence has left the session. If the open or a
-        row cannot be made, the sequence fails."""
+        """Add the next part of a sequence's open to the message, up to `room` bytes. The open carries the tokens whose
+        text has come. When the open is complete, add a row with as many of the sequence's other tokens as fit. Both the
+        open and the row may take 4096 bytes even if there is less room. Returns the number of bytes that were added.
+
+        Sets `opening.done` when everything was added, or when the sequence has left the session. If the open or the row
+        cannot be made, this is logged, and the sequence leaves the session and fails.
+        """
         handle, sequence = opening.handle, opening.sequence
         # A sequence that has left may have another handle by now.
         if self._opening.get(handle) is not opening or self._sequences.get(handle) is not sequence:

@@ -64,9 +64,14 @@ class Admission:
         return min(policy.most_started(ending), slots.num_slots)
 
     def _make_ready(self, most: int, now: float) -> None:
-        """Take as many requests from the queue policy as slots are free (at least one), and 4 more if there is a
-        kvstore. Each is looked up in the kvstore, or made READY at once if a lookup is not wanted or would find
-        nothing."""
+        """Take requests from the queue policy, until as many requests wait for a slot as slots are free for them, those
+        included that were taken before. `most` is the number of slots that may be held in all. At least one request may
+        wait, and 4 more if there is a kvstore. A request that comes before all that are READY or PULLED is taken in any
+        case.
+
+        Each request is looked up in the kvstore, or made READY at once if a lookup is not wanted or would find nothing.
+        `now`, in seconds, is the time at which the lookup begins.
+        """
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return

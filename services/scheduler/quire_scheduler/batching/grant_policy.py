@@ -63,9 +63,13 @@ class GrantPolicy(Protocol):
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """Return the limits of a step. Its tokens are the configured number, at most the worker's room (a warning is logged
-    if that is less). Without a configured number, they are the worker's room or, if that is unknown, a default for its
-    device. Prefill tokens beside decoders and the longest chunk are as configured, else the whole step."""
+    """Return the limits of a step. `step_limit` is the number of steps that one Grant allows; 0 is no limit.
+
+    A step has the configured number of tokens, but no more than the worker has room for (`hello.max_step_tokens`; 0:
+    not known). A warning is logged if the room is less than the configured number. Without a configured number, a step
+    fills the room or, if that is not known, has 512 tokens on a CPU and 8192 elsewhere. If the most prefill tokens
+    beside decoders, or the longest chunk of a prompt, are not configured, each is the whole step.
+    """
     room = hello.max_step_tokens
     if 0 < room < config.max_num_batched_tokens:
         log.warning("steps are smaller than configured", configured=config.max_num_batched_tokens, room=room)

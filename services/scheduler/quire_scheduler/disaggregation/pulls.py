@@ -209,9 +209,11 @@ class Pulls:
         self.settle_pull(request)
 
     def settle_pull(self, request: Request) -> None:
-        """Let a request that holds pages go on, after a move has ended or tokens have come. When all moves have ended,
-        tell its session. When its tokens have come too, the request waits for a slot. If pages are missing and there is
-        a kvstore, the request instead releases its pages, and the kvstore is asked first."""
+        """Let a request with a pull go on, after one of its moves has ended or the prefill engine's token has come.
+        While other moves go on, nothing happens. Then the session is told how the pull went, unless it was told before.
+        If the request still lacks the token that the prefill engine samples, it goes on waiting. Otherwise it waits for
+        a slot. But if pages are missing and there is a kvstore, the request releases all its pages, its pull ends, and
+        the kvstore is asked first."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return

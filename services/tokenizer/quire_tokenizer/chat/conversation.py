@@ -181,7 +181,8 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_depth(value: Any, left: int, param: str) -> None:
-    """Raise InvalidArgument, which names `param`, if any value lies within `left` or more lists and objects."""
+    """Raise InvalidArgument, which names `param`, if any value lies within `left` or more lists and objects. With 0,
+    every value does; with 1, the values in a list or an object do."""
     if not left:
         raise _too_deep(param)
     if isinstance(value, list):

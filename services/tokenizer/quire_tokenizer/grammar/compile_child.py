@@ -132,8 +132,9 @@ def _mapped_bytes() -> int:
 
 
 def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
-    """Turn llguidance's message about a source into an error: UNSUPPORTED_KEYWORD for a keyword of a schema that cannot
-    be enforced, GRAMMAR_TOO_LARGE for a source that is too complex, and BAD_GRAMMAR for all others."""
+    """Return the error for a source that llguidance refuses with this message. The code is UNSUPPORTED_KEYWORD for a
+    keyword of a schema that cannot be enforced, GRAMMAR_TOO_LARGE for a source that is too complex, and BAD_GRAMMAR for
+    all others. The error's text quotes the message or names the keywords."""
     said = error_line(message)
     if found := re.search(r"Unimplemented keys: (\[.*?\])", message):
         first, *more = json.loads(found[1])

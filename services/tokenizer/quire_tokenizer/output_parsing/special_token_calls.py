@@ -130,9 +130,14 @@ class SpecialTokenToolParser:
             self.parse_text = self._in_content
 
     def _in_first_line(self, text: str) -> None:
-        """Read the line with the name, and the line that opens the block of code, up to the bracket of the arguments.
-        The block's line may be missing. If more than MAX_NAME_CHARS characters come before the arguments, the call's
-        text and the text that follows are content, until another call or section begins."""
+        """Add a new piece of text to what precedes the arguments of a call: the line with the name, then the line that
+        opens the block of code, which may be missing. Behind this line, or from a bracket on, the text is the call's
+        arguments.
+
+        If more than MAX_NAME_CHARS characters precede the arguments, or the name is not valid, NO_CALL_FOUND is noted.
+        Then the text of the call is content, with its markers, and so is the text that follows, until another call or
+        section begins.
+        """
         self._raw += text
         self._tail += text
         name, newline, rest = self._tail.partition("\n")

@@ -55,8 +55,10 @@ def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int,
 
 
 def as_text(rows: list[Row]) -> str:
-    """Format the rows as a text table: each part with its three longest kernels, then a line for the whole step.
-    Unknown floors are shown as "-"."""
+    """Format the rows as a text table: for each part of the step a line with its times in microseconds, followed by the
+    names of its three longest kernels. The last line is the whole step. The floor is the least time that the device
+    needs for a part's bytes and operations (see floor.py); "-" if it is not known. The floor of the whole step is the
+    sum of the known floors."""
     lines = [_line("part of a step", "calls", "us", "share", "GB/s", "TFLOP/s", "floor us", "of floor")]
     for row in rows:
         rates = f"{row.gb_per_s:.0f}", f"{row.tflop_per_s:.1f}"

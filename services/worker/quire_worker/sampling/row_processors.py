@@ -51,8 +51,8 @@ class RowProcessors:
         return None
 
     def _as_array(self, output: Sequence[int]) -> Int32:
-        """Return the output ids as a read-only array. Only ids that are new since the last call are copied, because an
-        answer may be long."""
+        """Return the output ids [n] as a read-only view of a kept array. Only ids that are new since the last call are
+        copied, because an answer may be long. So the ids of an earlier call must not have changed."""
         count = len(output)
         if count > len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(max(count, len(self._ids)), np.int32)])

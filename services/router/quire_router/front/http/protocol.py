@@ -51,7 +51,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_head()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to the parser. Answer 400 if the head is not complete within 64 KiB."""
+        """Pass a piece of data on to the parser. If the head is not complete when more than 64 KiB have come, answer
+        400 and close the connection."""
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)

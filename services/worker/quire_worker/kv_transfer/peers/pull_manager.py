@@ -110,7 +110,8 @@ class PullManager:
             self._send(Frame.of(AgentFrameKind.ARRIVED, pull.job.generation, pull.job.number, undelivered))
 
     def _cancel_where(self, which: Callable[[Pull], bool]) -> None:
-        """Cancel the pulls for which `which` is true, and wake those that wait for a slot."""
+        """Cancel the pulls for which `which` is true, and abort their connections, without waiting for their threads.
+        All pulls that wait for a free slot of the ring are woken; those that were not cancelled wait again."""
         with self._changed:
             for pull in self._pulls.values():
                 if which(pull):

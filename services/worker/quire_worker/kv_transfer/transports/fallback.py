@@ -83,9 +83,10 @@ class FallbackPolicy:
         self._pauses: OrderedDict[tuple[str, Hashable], _Pause] = OrderedDict()
 
     def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
-        """Attempt the transports until one succeeds, and return that; None if none does. `in_order` says where paused
-        ones come. After a TransportError, which may pause its transport on this route, the next one is tried, unless
-        the rules end the attempt. A success forgets the transport's pause. Any other exception passes through."""
+        """Call `attempt` with one transport after the other, as `in_order` lists them, until one succeeds, and return
+        this transport. Returns None if all fail, or if the rules end the attempt after an error. An attempt fails by a
+        TransportError, which is logged and not raised, and may pause the transport on this route. A success ends the
+        transport's pauses on the route. Any other exception passes through."""
         for transport in self.in_order(transports, route):
             try:
                 attempt(transport)
@@ -113,8 +114,10 @@ class FallbackPolicy:
             return pause is not None and self._clock() < pause.until_s
 
     def _record_failure(self, name: str, route: Hashable, error: TransportError) -> None:
-        """Log a transport's failure and, if the rules count it, pause the transport on this route. The first pause is
-        `first_pause_s`; each further one is twice as long, up to `max_pause_s`. Only the last 1024 pauses are kept."""
+        """Log a transport's failure and, if the rules count it, pause the transport on this route from now on. The
+        first pause is `first_pause_s` long. After each further failure, also one during a pause, the new pause is twice
+        as long as the one before, up to `max_pause_s`; a success makes the next pause a first one again. Only the 1024
+        pauses that began last are kept."""
         pause_s = 0.0
         if self._rules.counts(error):
             with self._lock:
@@ -127,5 +130,6 @@ class FallbackPolicy:
         log.warning("a transport failed", transport=name, silent=error.silent, cause=str(error), paused_for_s=pause_s)
 
     def _record_success(self, name: str, route: Hashable) -> None:
+        """Forget the pauses of a transport on this route: its next pause is a first one."""
         with self._lock:
             self._pauses.pop((name, route), None)

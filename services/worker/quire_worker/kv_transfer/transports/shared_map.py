@@ -80,7 +80,8 @@ _File = tuple[int, int]
 
 
 class SharedMapCache:
-    """Used by any thread."""
+    """One map per file, which is kept from one move to the next. `idle_s`: how long an unused map is kept, in seconds.
+    Used by any thread."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -91,8 +92,12 @@ class SharedMapCache:
 
     @contextlib.contextmanager
     def using(self, fd: int) -> Iterator[SharedMap]:
-        """Yield a map of the file, the kept one or a new one. The map is closed once it has not been used for `idle_s`.
-        Takes over `fd`. Raises DataConnectionError if the file cannot be mapped."""
+        """Context manager: yield a map of the file, the kept one or a new one. Takes over `fd`. The map stays open
+        while anybody uses it. A timer then runs for `idle_s`, and its thread closes the map unless the map is used
+        again before.
+
+        Raises DataConnectionError if the file is empty, is not sealed against shrinking, or cannot be mapped.
+        """
         file = _file_of(fd)
         with self._lock:
             if file in self._maps:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def shown_parts(delta: Delta, wants: Wants) -> list[TextPart]:
-    """Return a delta's parts, without reasoning or without calls after the first one if the client does not want them.
-    A delta that was not parsed has its text as one content part, or no part if it is empty."""
+    """Return the parts of a delta that the client wants. Reasoning is left out unless `wants.reasoning`. Calls after
+    the answer's first call are left out unless `wants.parallel_calls`. A delta that was not parsed has its text as one
+    content part, or no part if it is empty."""
     parts = delta.parts
     if parts is None:
         return [TextPart(PartKind.CONTENT, -1, delta.text)] if delta.text else []
