@@ -41,16 +41,16 @@ has the number of these models. The test requires:
 """
 _MULTIMODAL = """## Multimodal models
 
-A model of these architectures has several parts, for example a vision encoder and a language model. Quire serves only
-the language model. The field `text_config` of `config.json` describes the language model. Quire does not load the
-weights of the other parts, and refuses requests with images.
+A model of the architectures in the table below has several parts, for example a vision encoder and a language model.
+Quire serves only the language model. The field `text_config` of `config.json` describes the language model. Quire does
+not load the weights of the other parts, and refuses requests with images.
 
 | architecture | `model_type` of `text_config` | tensors that are left out |
 |---|---|---|
 {rows}
 
-- A test compares the logits and greedy tokens of tiny random models with those of transformers. Checkpoints of one
-  architecture may name their tensors differently. The test covers each of these kinds of checkpoint.
+- A test compares the logits and greedy tokens of tiny random models with those of transformers. Old and new
+  checkpoints of one architecture may have different names for the same tensors. The test covers both kinds of names.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
 - Language models without an entry in the table of [architectures](#architectures) run in the [Transformers
   backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
@@ -144,13 +144,13 @@ The Transformers backend refuses a model that it would compute wrongly. The erro
 | `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the backend does not support the option `--dtype` or `--quantize` |
 | `NOT_BATCH_INVARIANT` | the backend does not support the option `--batch-invariant` |
 
-The message of `UNSUPPORTED_ATTENTION` names one of these causes:
-
-- layers that do not call transformers' `AttentionInterface` exactly once
-- latent attention, and layers with heads of several shapes
-- masks other than causal, sliding windows and chunks
-- results of a sequence that depend on other sequences of the batch
-- positions that do not start at 0, as those of RoBERTa
+The Transformers backend refuses a model with `UNSUPPORTED_ATTENTION` if Quire's kernels or pages do not fit the model's
+attention. The message names the cause, for example:
+- A layer of the model does not call transformers' `AttentionInterface` exactly once.
+- The model has latent attention, or its layers have heads of different sizes.
+- The model has attention masks other than causal masks, sliding windows and chunks.
+- The result of a sequence depends on other sequences of the batch.
+- The positions do not start at 0, as those of RoBERTa.
 
 A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. The test compares the
 results with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most
@@ -188,15 +188,15 @@ models:
 - MPT models with biases or without ALiBi
 
 **Old files of OLMo 3.** An old `config.json`, for example from transformers 4, may have one rotary embedding (RoPE) for
-all layers instead of one for each type of layer. Some of these files have a different meaning for each release of
-transformers. Quire refuses such files:
+all layers instead of one for each type of layer. The releases of transformers disagree about what some of these files
+mean. Quire refuses an old file if one of these is true:
+- `rope_theta` is not 500000.
+- `rope_parameters` has a scaled RoPE.
+- `rope_scaling` is there, but has no `rope_type`.
 
-- files with a `rope_theta` other than 500000
-- files with a scaled RoPE in `rope_parameters`
-- files with a `rope_scaling` without `rope_type`
-
-To serve an OLMo 3 model with such a file, name both rotary embeddings with `--hf-overrides`: set `rope_parameters` with
-`full_attention` and `sliding_attention`, and set `rope_scaling` and `rope_theta` to null.
+If Quire refuses the `config.json` of an OLMo 3 model because of its RoPE, give one RoPE for each type of layer with
+`--hf-overrides`: set `rope_parameters` with `full_attention` and `sliding_attention`, and set `rope_scaling` and
+`rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
 the factors by the present length of the sequence. The worker chooses the factors once, so that cached pages remain
