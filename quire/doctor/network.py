@@ -17,8 +17,8 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
-    """Report whether a server could bind the port at this address; a port that is taken is a warning, since `quire up`
-    then takes another."""
+    """Report whether a server could bind the port at this address, which is a name or an IP address. A port that cannot
+    be bound is a warning, since `quire up` then takes another."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

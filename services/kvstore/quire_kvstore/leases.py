@@ -60,7 +60,8 @@ class LeaseTable(Generic[H]):
         return iter(self._leases.values())
 
     def granted_ms(self, lease_ms: int) -> int:
-        """The life that a request for `lease_ms` gets; 0 asks for the default."""
+        """Return the life, in ms, of a lease that is asked for with `lease_ms`; 0 asks for the default, and `max_ms` is
+        the most."""
         return min(lease_ms or self._default_ms, self._max_ms)
 
     def require_room(self) -> None:

@@ -102,9 +102,10 @@ class PageStore:
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
-        lower tiers. Returns its length and the lease that holds it (None if nothing was found). Without `pin`, only
-        count the leading pages that this instance holds: no lease, no wait, no count of hits. While the store drains,
-        nothing is found. Raises TooLarge for more than `max_keys` pages, Overloaded if there are too many leases."""
+        lower tiers. Returns its length in pages and the lease that holds it (None if nothing was found). `lease_ms`:
+        the lease's life; 0 is the default, and the configuration has a maximum. Without `pin`, only count the leading
+        pages that this instance holds: no lease, no wait, no count of hits. While the store drains, nothing is found.
+        Raises TooLarge for more than `max_keys` pages, Overloaded if there are too many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -141,8 +142,9 @@ class PageStore:
 
     @contextlib.contextmanager
     def sendable_page(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
-        """Context manager: yield a pinned page that is to go over a network, after adding its MAC if there is a MAC
-        key. The page stays in place, and NotFound is raised, as in `page_view`."""
+        """Context manager: yield the framed bytes of a pinned page that is to go over a network, after adding its MAC
+        if there is a MAC key. The bytes stay in place meanwhile. Raises NotFound if the lease is unknown, has expired
+        or is a put's."""
         with self.page_view(lease_id, index) as framed:
             if self._mac is not None:
                 authenticate_page(*split_page(framed), self._mac)
@@ -187,7 +189,8 @@ class PageStore:
 
     def readable_indices(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
         """Check the indices of a lease's pages that a read asks for, and return them; if none is given, return those of
-        all the lease's pages. Raises NotFound as `page_view` does, and InvalidArgument for an index out of range."""
+        all the lease's pages. Raises NotFound if the lease is unknown, has expired or is a put's, and InvalidArgument
+        for an index out of range."""
         with self._lock:
             count = len(self._find_pinned(lease_id).pages)
         for index in indices:
@@ -198,8 +201,8 @@ class PageStore:
         return indices or range(count)
 
     def populate(self, start: int, size: int) -> bool:
-        """Make a part of the memory resident now, instead of at its first use. Returns False where `start` is past the
-        end, or the kernel cannot do it."""
+        """Make `size` bytes of the memory, from byte `start` on, resident now instead of at their first use. Returns
+        False if `start` is past the end, or the kernel cannot do it."""
         if start >= self._config.ram_bytes:
             return False
         try:
@@ -209,13 +212,15 @@ class PageStore:
         return True
 
     def shareable_fd(self) -> int | None:
+        """Return the descriptor by which other processes can map the memory to read pages; None if the kernel cannot
+        seal it. The store keeps the descriptor and closes it."""
         return self._ram.shareable_fd()
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
         if it is here, if another put brings it, or if no room can be made. While the store drains, none is wanted.
-        Raises InvalidArgument for a page named twice, TooLarge for too many pages or a bad page size, and Overloaded if
-        there are too many leases."""
+        `page_bytes`: the size of one page's body. `lease_ms` is as for `lookup`. Raises InvalidArgument for a page
+        named twice, TooLarge for too many pages or a bad page size, and Overloaded if there are too many leases."""
         keys = self._keys(run)
         with self._lock:
             self._expire()
@@ -233,8 +238,10 @@ class PageStore:
             return PutOffer(wanted, self._leases.grant(put, lease_ms), admitted)
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
-        """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`. Raises NotFound if the lease is
-        unknown, has expired or is a lookup's. Raises InvalidArgument for a longer part, and as `Put.begin` does."""
+        """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`; the page's header comes first.
+        Raises NotFound if the lease is unknown, has expired or is a lookup's. Raises InvalidArgument for a longer part,
+        a part that is neither the first nor the next one of its page, and a page that is not wanted or is being
+        written."""
         part = memoryview(data)
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
@@ -245,10 +252,13 @@ class PageStore:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> contextlib.AbstractContextManager[PageBuffer]:
+        """Context manager: yield memory for a part of a put's page, which the caller fills. See
+        PutManager.page_buffer."""
         return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
-        """Return how many of a put's pages have come whole. Raises NotFound as `write` does."""
+        """Return how many of a put's pages have come whole; they may be damaged. Raises NotFound if the lease is
+        unknown, has expired or is a lookup's."""
         with self._lock:
             put = self._find_put(lease_id)
             return sum(put.complete(index) for index in put.offsets)
@@ -271,7 +281,9 @@ class PageStore:
             return None if lease is None else (lease.id, lease.key)
 
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
-        """Prolong a lease; returns its life in ms. Raises NotFound if the lease is unknown or has expired."""
+        """Prolong a lease to `lease_ms` from now (0: the default), but no longer than the configuration allows; a lease
+        is never shortened. Returns its life from now on, in ms. Raises NotFound if the lease is unknown or has
+        expired."""
         with self._lock:
             return self._leases.renew(lease_id, lease_ms)
 
@@ -391,6 +403,7 @@ class PageStore:
         return TierStats(RAM, len(self._ram), self._ram.used_bytes, self._ram.capacity_bytes, True, figures)
 
     def _expire(self) -> None:
+        """End the leases that have expired, and give up what they hold. Called with the lock held."""
         self._end_leases(self._leases.expire())
 
     def _end_leases(self, ended: Sequence[Lease[PinnedPages | Put]]) -> None:

@@ -50,7 +50,8 @@ class PageBuffer:
     over a network."""
 
     def set_checksum(self, checksum: int) -> None:
-        """Note that the whole page is in the memory and has this checksum."""
+        """Note that the whole page is in the memory and that its body, as it was copied, has this checksum under the
+        page's header."""
         self.checksum = checksum
 
 
@@ -83,8 +84,8 @@ class PutManager:
         self.pending_bytes = 0
 
     def missing(self, keys: Sequence[PageKey], page_bytes: int) -> list[int]:
-        """Return the indices of the pages that are neither here nor being put. Raises InvalidArgument for a page named
-        twice, TooLarge for a bad page size. Called with the lock held."""
+        """Return the indices of the pages that are neither here nor being put. `page_bytes` is the size of one page's
+        body. Raises InvalidArgument for a page named twice, TooLarge for a bad page size. Called with the lock held."""
         if len(set(keys)) < len(keys):
             raise InvalidArgument("DUPLICATE_PAGE", "A page is named twice in one put.", "Name each page once.")
         if not 0 < page_bytes <= self._config.max_page_bytes:
@@ -115,10 +116,12 @@ class PutManager:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
-        """Context manager: yield memory for a part of a page, by default for all of it, which the caller fills. After
-        the page's last byte the page is verified, and a corrupt one is counted. If the caller raises, the whole page
-        counts as missing. A first part waits, at most `_WRITER_TIMEOUT_S`, for another stream that still writes the
-        page. Raises the NotFound of `find_put`, and the InvalidArgument of `Put.begin`."""
+        """Context manager: yield memory for a part of a page, by default for all of it, which the caller fills. Offset
+        and size count the page's header, too. After the page's last byte the page is verified, and a corrupt one is
+        counted. If the caller raises, the whole page counts as missing. A first part waits, at most 2 s, for another
+        stream that still writes the page. Raises NotFound if the lease is unknown, has expired or is a lookup's. Raises
+        InvalidArgument for a part that is neither the first nor the next one of its page, and for a page that is not
+        wanted or has a writer."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):

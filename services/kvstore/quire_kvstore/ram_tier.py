@@ -73,7 +73,7 @@ class RamTier:
         return self._arena.capacity_bytes
 
     def get(self, key: PageKey) -> RamPage | None:
-        """The visible page of this key."""
+        """Return the visible page of this key; None if there is none. This does not count as a use."""
         return self._pages.get(key)
 
     def refresh(self, keys: Sequence[PageKey]) -> None:
@@ -93,7 +93,7 @@ class RamTier:
 
     def unpin(self, pages: Sequence[RamPage]) -> None:
         """Undo one `pin` of the same pages. A page whose last pin goes can be evicted again and counts as used now, the
-        first of `pages` last. If it was dropped, it is freed."""
+        first of `pages` last. If it was dropped, it is freed as soon as nobody reads it."""
         for page in reversed(pages):
             page.pins -= 1
             if page.pins == 0 and not page.dropped:
@@ -172,6 +172,8 @@ class RamTier:
         return self._arena.generation(page.offset)
 
     def populate(self, start: int, size: int) -> None:
+        """Make `size` bytes of the memory, from byte `start` on, resident. Raises OSError if the kernel cannot do
+        this."""
         self._arena.populate(start, size)
 
     def shareable_fd(self) -> int | None:

@@ -34,6 +34,9 @@ log = get_logger(__name__)
 
 
 class TierManager:
+    """All tiers of one store. `max_waiting`: how many lookups may wait for loads at once. `damaged_pages` counts pages
+    that went bad in RAM."""
+
     def __init__(
         self, lock: threading.Lock, ram: RamTier, feed: PageFeed, tiers: Sequence[Tier], max_waiting: int
     ) -> None:
@@ -195,6 +198,8 @@ class TierManager:
                 self._ram.release_page(page)
 
     def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
+        """Tell watchers of pages that a tier has removed, except those that RAM or a local tier still has. Takes the
+        lock."""
         with self._lock:
             self._publish_removed(keys)
 
@@ -275,6 +280,7 @@ class TierManager:
         return None
 
     def _in_local_tier(self, key: PageKey) -> bool:
+        """Whether a local tier below RAM has the page, as far as is known without looking."""
         return any(tier.backend.local and tier.may_have(key) for tier in self._tiers)
 
     def _offer_pages(self, tier: Tier, keys: Sequence[PageKey]) -> None:
@@ -285,4 +291,5 @@ class TierManager:
             tier.offer_pages(missing)
 
     def _publish_removed(self, keys: Sequence[PageKey]) -> None:
+        """Tell watchers that these pages are gone, except those that RAM or a local tier still has."""
         self._feed.publish(removed=[key for key in keys if not self.has_page(key)])

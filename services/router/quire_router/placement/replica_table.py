@@ -244,6 +244,7 @@ class ReplicaRow:
 
     @property
     def _void(self) -> bool:
+        """Whether `drop` was called, so that the row may belong to another replica."""
         return bool(self._table.life[self.row] != self._life)
 
     def publish(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
@@ -278,14 +279,15 @@ class ReplicaRow:
         table.reports[row] += 1
 
     def measure_prefill(self, tokens: int, us: int) -> None:
-        """Raise the row's prefill rate if this prompt was computed faster. Prompts below 128 tokens are ignored."""
+        """Raise the row's prefill rate if this prompt was computed faster: `tokens` in `us` microseconds. Prompts below
+        128 tokens are ignored. Does nothing after `drop`."""
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
     def measure_pull(self, pages: int, us: int, *, near: bool = False) -> None:
-        """Raise the row's pull rate if these pages came faster (`near`: the rate of pulls within its own host). Pulls
-        below 128 tokens are ignored."""
+        """Raise the row's pull rate if these pages, pulled in `us` microseconds, came faster (`near`: the rate of pulls
+        within its own host). Pulls below 128 tokens are ignored. Does nothing after `drop`."""
         if self._void or us <= 0:
             return
         table, row = self._table, self.row
@@ -306,7 +308,7 @@ class ReplicaRow:
             table.host_hash[row] = name_hash
 
     def set_holder(self, holder: int) -> None:
-        """Write the replica's number in the page directory to the table."""
+        """Write the replica's number in the page directory to the table; -1: it has none. Does nothing after `drop`."""
         if not self._void:
             self._table.holder[self.row] = holder
 

@@ -233,9 +233,9 @@ class Pipeline:
             forget_pages(sequences)
 
     async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
-        """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but send nothing to a
-        replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError if the job is not valid,
-        the model is unknown, or a tokenizer refuses or fails."""
+        """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but take no places
+        and send nothing to a replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError if
+        the job is not valid, the model is unknown, or a tokenizer refuses or fails."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
@@ -387,8 +387,8 @@ class Pipeline:
 
 def _context(caller: Caller, trace: Mapping[str, str], arrived_ns: int) -> RequestContext:
     """Make the context that goes to other services with a job's sequences: ids, deadline, priority and trace. The
-    priority is not ahead of the highest that the key allows. If `trace` is empty, the context has the trace headers of
-    the caller."""
+    deadline is in seconds of the monotonic clock, infinite without a timeout of the caller. The priority is not ahead
+    of the highest that the key allows. If `trace` is empty, the context has the trace headers of the caller."""
     return RequestContext(
         request_id=caller.request_id,
         tenant=caller.tenant,

@@ -26,8 +26,9 @@ _CHARS_PER_TOKEN = 4
 def charged(
     charge: Charge, tenant: str, prompts: Iterable[Prompt], *, most: int = 0
 ) -> Iterator[Callable[[Iterable[int]], None]]:
-    """Charge an estimate of the prompts' tokens at once. The `with` block calls the yielded function with the real
-    lengths, which replace the estimates. If no tokenizer is available, the charge is taken back.
+    """Context manager: charge an estimate of the prompts' tokens at once, and yield a function. The `with` block calls
+    the function with the real lengths, which replace the estimates. If no tokenizer is available (Unavailable or
+    Overloaded in the block), the charge is taken back; after any other error it stays.
 
     `most` is the greatest number of tokens that are charged for one prompt; 0: no bound. A longer prompt is refused
     when this number of its tokens has been encoded.

@@ -65,7 +65,7 @@ class DetokenizeStream:
 
     @property
     def backlog(self) -> int:
-        """Steps that the tokenizer has not taken yet."""
+        """The number of messages with rows that wait to be sent to the tokenizer."""
         return self._out.backlog
 
     def open(self, sequence: SequenceState) -> None:
@@ -82,7 +82,8 @@ class DetokenizeStream:
             self._out.rows(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
 
     def close(self, handle: int) -> None:
-        """Tell the tokenizer that nobody wants the handle's text any more."""
+        """Tell the tokenizer that nobody wants the handle's text any more. Does nothing while no tokenizer is
+        connected."""
         if self._connected:
             self._out.close(handle)
 

@@ -84,7 +84,7 @@ class DetokenizeOutgoing:
 
     @property
     def backlog(self) -> int:
-        """Steps that the tokenizer has not taken yet."""
+        """The number of messages with rows that wait to be sent: one for each step, unless steps were cut or joined."""
         return len(self._rows)
 
     @property

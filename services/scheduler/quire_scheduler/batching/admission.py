@@ -91,8 +91,8 @@ class Admission:
 
     def _start_requests(self, most: int, now: float) -> list[Start]:
         """Start requests from the queue's head until slots, pages, or the bytes and control values of one Grant run
-        out. Returns the Starts. If the head has a ticket, it takes pages and begins to pull instead; if its pages
-        must be looked up, it goes back to LOOKUP."""
+        out. `most` is the number of slots that may be held in all. Returns the Starts. If the head has a ticket, it
+        takes pages and begins to pull instead; if its pages must be looked up, it goes back to LOOKUP."""
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():

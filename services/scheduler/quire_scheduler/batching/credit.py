@@ -77,7 +77,7 @@ class Credit:
         return min(self.rows + ahead, self._most_started)
 
     def most_spare_tokens(self) -> int:
-        """Return the prompt tokens of a few steps."""
+        """Return the tokens of four full steps."""
         return _SPARE_STEPS * self._budget.tokens_per_step
 
     def worth_a_step(self) -> bool:

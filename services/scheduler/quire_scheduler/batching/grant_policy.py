@@ -47,7 +47,8 @@ class GrantPolicy(Protocol):
         lead."""
 
     def most_spare_tokens(self) -> int:
-        """Return how many prompt tokens may wait in slots beyond `rows`."""
+        """Return how many prompt tokens may still be to compute, in all slots together, after a sequence is started
+        beyond `rows`. If no others are to compute, its prompt may be longer."""
 
     def worth_a_step(self) -> bool:
         """Whether a Grant that changes nothing should be sent while slots are held, because it permits a step."""
@@ -85,11 +86,13 @@ def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) ->
 
 
 def most_rows(config: SchedulerConfig, hello: WorkerHello) -> int:
-    """Return how many sequences may decode in one step, by the configuration and by the worker's limits."""
+    """Return how many sequences may decode in one step, by the configuration (0: no limit) and by the worker's
+    limits."""
     return min(config.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs, hello.num_slots)
 
 
 def on_cpu(hello: WorkerHello) -> bool:
-    """Whether the worker computes on a CPU, where a step of 8192 tokens would take seconds."""
+    """Whether the worker computes on a CPU, where a step of 8192 tokens would take seconds. A worker that names no
+    device counts as a CPU if its pages have at most 16 tokens."""
     devices = [name for name in hello.capabilities if name in ("cpu", "cuda")]
     return devices == ["cpu"] if devices else hello.model.pages.page_size <= _CPU_PAGE_SIZE

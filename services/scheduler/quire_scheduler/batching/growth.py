@@ -50,6 +50,7 @@ class Growth:
         self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
 
     def __bool__(self) -> bool:
+        """Whether any slot gets pages by the plan."""
         return bool(len(self._slot))
 
     def plan_growth(self, now: float) -> bool:

@@ -26,14 +26,16 @@ class Lockstep:
         self._progress = False
 
     def may_grant(self) -> bool:
+        """Whether no Grant is outstanding."""
         return not self._outstanding
 
     def lead(self) -> int:
-        """Return the positions that only the next step needs."""
+        """Return how many positions past its known ones a row may compute in one step: one less than the tokens that it
+        may sample in a step."""
         return self._lead
 
     def extra_lead(self) -> int:
-        """Return the positions that only the next step of a sequence with a grammar needs."""
+        """Return how many positions more the row of a sequence with a grammar may compute in one step."""
         return self._extra_lead
 
     def slack(self) -> int:

@@ -63,4 +63,5 @@ class Holdings:
         self._stuck_since_s = None
 
     def _kept(self) -> int:
+        """Return how many pages are held only for other engines that have yet to pull them."""
         return sum(self._pools.unheld(transfer.tables) for transfer in self._transfers.finished_prefills())

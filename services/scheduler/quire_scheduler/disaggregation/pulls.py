@@ -46,7 +46,9 @@ _SHARE = 4
 @dataclass(slots=True)
 class Pull:
     """The pages that a request gets by its ticket: those from index `first` on. The pages before `first` were on the
-    device already."""
+    device already. `arrived` of them are on the device, from the first on, when all moves have ended; `us` is the time
+    of the longest move, in microseconds. `flying` has the ids of the moves that go on. `told`: the session was told how
+    the pull went."""
 
     ticket: Ticket
     first: int = 0
@@ -172,7 +174,8 @@ class Pulls:
         return request.uid in self._pulls
 
     def ticket_refused(self, request: Request, error: QuireError | None) -> None:
-        """Tell the session that the request cannot use its ticket."""
+        """Tell the session that nothing is pulled for the request. `error` says why its ticket cannot be used, or why
+        none comes."""
         self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, error))
 
     def has_share(self, pages: int) -> bool:

@@ -128,6 +128,7 @@ def _unsupported(keyword: str, message: str) -> GrammarRefused:
 
 
 def _mapped_bytes() -> int:
+    """Return the bytes of address space that this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
 
 

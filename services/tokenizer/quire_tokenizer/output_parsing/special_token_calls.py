@@ -109,20 +109,22 @@ class SpecialTokenToolParser:
             self.parse_text(marker)
 
     def end(self) -> None:
+        """End the answer: end a call in progress, and write the white space that was held back."""
         self._end_call()
         self._content.release()
 
     def _in_section(self, text: str) -> None:
-        """Skip white space between calls. Any other text ends the section; this text and the text after it are
-        content."""
+        """Read a piece of text between calls. White space is skipped. Any other text ends the section; this text and
+        the text after it are content."""
         text = text.lstrip()
         if text:
             self._content.write(text)
             self.parse_text = self._in_content
 
     def _in_header(self, text: str) -> None:
-        """Add the text to the header of a call. If the header gets longer than MAX_NAME_CHARS, the call's text is
-        content, and so is the text that follows, until another call or section begins."""
+        """Add a piece of text to the header of a call. If the header gets longer than MAX_NAME_CHARS, NO_CALL_FOUND is
+        noted. Then the text of the call is content, and so is the text that follows, until another call or section
+        begins."""
         self._header += text
         self._raw += text
         if len(self._header) > MAX_NAME_CHARS:
@@ -157,8 +159,8 @@ class SpecialTokenToolParser:
             self._in_arguments(rest[fence.end() :] if fence else rest)
 
     def _in_arguments(self, text: str) -> None:
-        """Write arguments. If `fenced`, hold back backticks, spaces and line breaks at the end, which may close the
-        block of code."""
+        """Write a piece of the arguments. If `fenced`, hold back backticks, spaces and line breaks at the end, which
+        may close the block of code."""
         if not text:
             return
         if not self._format.fenced:

@@ -83,10 +83,13 @@ def _yarn(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
 
 
 def _factors(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
+    """Divide each frequency by its own factor, which the model names. `positions` has no effect."""
     return plain / torch.tensor(rope.factors, dtype=torch.float32)
 
 
 def _longrope(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
+    """Divide each frequency by its factor: a long factor if `positions` exceeds the original context, else a short
+    one."""
     factors = rope.long_factors if depends_on_length(rope, positions) else rope.factors
     return plain / torch.tensor(factors, dtype=torch.float32)
 

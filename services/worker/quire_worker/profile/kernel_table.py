@@ -13,7 +13,8 @@ from quire_worker.profile.trace_times import Times
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table, for one step. 0 means not known."""
+    """A part of a step, as means over the profiled steps. `us` and `floor_us` are microseconds per step. 0 means not
+    known."""
 
     name: str
     calls: float

@@ -33,7 +33,7 @@ class Times:
         self.kernels[name] = spent
 
     def add(self, us: float) -> None:
-        """Count one more call, which took this long."""
+        """Count one more call, which took `us` microseconds."""
         self.us += us
         self.count += 1
 

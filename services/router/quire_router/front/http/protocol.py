@@ -125,7 +125,7 @@ class ChunkWriter:
         return self._flow.write_paused and not self._cycle.disconnected
 
     async def drain(self) -> None:
-        """Return when the client has taken enough bytes for more to be written."""
+        """Return when the client has taken enough bytes for more to be written, or has left."""
         await self._flow.drain()
 
     def abort(self) -> None:

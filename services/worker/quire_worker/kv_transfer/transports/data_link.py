@@ -101,8 +101,8 @@ class Exchange:
         return frame
 
     def receive_payload(self, frame: ReceivedFrame, into: memoryview) -> None:
-        """Receive the payload of a head that has arrived, into memory of its length. Raises DataConnectionError as
-        `send` does."""
+        """Receive the payload of a head that has arrived, into memory of its length. Raises DataConnectionError if the
+        connection breaks, or if the time budget was used up before."""
         started = self._in_time()
         self.connection.receive_payload(frame, self.seals, into)
         self._spent_since(started)
@@ -125,6 +125,7 @@ class Exchange:
         return time.monotonic()
 
     def _spent_since(self, started: float) -> None:
+        """Subtract the time since `started`, a monotonic time in seconds, from the time budget."""
         self._left_s -= time.monotonic() - started
 
     def _refused(self, frame: ReceivedFrame) -> NoReturn:
@@ -149,9 +150,10 @@ class DataLink:
 
     @contextlib.contextmanager
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
-        """Yield an exchange with this address under a lease's key, on the kept connection or a new one; `size`: see
-        Exchange. Connection errors become TransportError. Any exception inside closes the connection. After NotFound
-        and PageCorrupt only, the connection stays open, and the caller closes it if frames are still to come."""
+        """Context manager: yield an exchange with this address under a lease's key, on the kept connection or a new
+        one. `size`: the bytes of all its pages, which set its time budget. Connection errors become TransportError. Any
+        exception inside closes the connection. After NotFound and PageCorrupt only, the connection stays open, and the
+        caller closes it if frames are still to come."""
         try:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):

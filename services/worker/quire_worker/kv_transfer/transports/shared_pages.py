@@ -51,9 +51,10 @@ def fetch_shared_pages(
     mac: PageMac | None = None,
 ) -> None:
     """Ask for all remaining pages with a frame of this kind. Copy each into the sink from the place that the peer
-    shows, about `most` at a time. `fetch` takes some places and yields a function that copies one page and returns its
-    checksum. `mac`, if given, verifies each page. If a page is not what its key, checksum or MAC says, closes the link
-    and raises TransportError."""
+    shows; `fetch` is called once for about `most` pages. It takes their places, and yields a function that copies one
+    page and returns its checksum. `mac`, if given, verifies each page. If a page is not what its key, checksum or MAC
+    says, closes the link and raises TransportError. Raises DataConnectionError for frames that do not fit, and NotFound
+    if the peer refuses."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))

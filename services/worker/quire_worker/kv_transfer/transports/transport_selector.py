@@ -86,11 +86,14 @@ class TransportSelector:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """See Transport; raises Unavailable where no transport is left."""
+        """Fetch all remaining pages into the sink, in order, by the transports that the lease allows, until one
+        succeeds. Raises Unavailable if none does, QuireError if the store refuses, and PageCorrupt for a damaged
+        page."""
         self._try_transports(transfer.access, lambda transport: transport.fetch(transfer, sink))
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """See Transport; raises Unavailable where no transport is left."""
+        """Send all remaining pages to the store by the transports that the lease allows, until one succeeds. Raises
+        Unavailable if none does, and QuireError if the store refuses."""
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:

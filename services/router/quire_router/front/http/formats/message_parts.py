@@ -89,7 +89,8 @@ class MessageParts:
         return message
 
     def finish(self, delta: Delta, name: str | None) -> str | None:
-        """Return the finish reason: `tool_calls` if the model stopped after a tool call, else `name`."""
+        """Return the finish reason for the client: `tool_calls` if the choice stopped after a tool call, else `name`,
+        which is the reason in other cases."""
         return "tool_calls" if delta.finish == STOP and delta.index in self._called else name
 
     def _shown(self, delta: Delta) -> list[TextPart]:
@@ -101,4 +102,6 @@ class MessageParts:
         return parts
 
     def _call(self, choice: int, call: int, function: dict[str, str]) -> dict[str, Any]:
+        """Return OpenAI's object for the call with index `call` of the answer with index `choice`; its id is the same
+        in every delta."""
         return {"id": call_id(self._request_id, choice, call), "type": "function", "function": function}
