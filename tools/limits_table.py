@@ -319,9 +319,11 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "In a product with the tokens of answers, an answer counts with the most tokens that it may have."
     yield "`max_tokens` or the endpoint's default limits these tokens. If there is neither, an answer may fill the rest"
-    yield "of the model's context. In the product with `logprobs`, such an answer counts as at most"
-    yield f"{products.UNSAID_ANSWER_TOKENS:,} tokens. The number of logprobs per token includes the token's own"
-    yield "logprob."
+    yield (
+        "of the model's context. In the product with `logprobs`, such an answer counts as at most "
+        f"{products.UNSAID_ANSWER_TOKENS:,} tokens. The"
+    )
+    yield "number of logprobs per token includes the token's own logprob."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""

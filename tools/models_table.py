@@ -37,7 +37,8 @@ model's folder. If Quire reads GGUF files of an architecture, the column *GGUF* 
 A test runs tiny models of each architecture, with random weights, on the CPU in float32. The column *configurations*
 has the number of these models. The test requires:
 - The greedy tokens are those of the Python package transformers, and the logits differ by at most 0.0001.
-- A prompt in chunks, and a prompt with a cached prefix, have the same logits as the whole prompt, bit for bit.
+- A prompt that is computed in chunks, and a prompt with a cached prefix, have the same logits as the whole prompt, bit
+  for bit.
 """
 _MULTIMODAL = """## Multimodal models
 
