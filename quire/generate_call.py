@@ -169,10 +169,9 @@ class GenerateCall:
         return self._pause_s()
 
     def last_delta(self) -> Delta | None:
-        """Return the step that ends a complete answer whose connection broke before the router's usage arrived; None if
-        the usage has arrived. The step has an empty text, and the usage that this call knows: the prompt's tokens, and
-        the completion tokens of all choices. Numbers that only the router knows are those of the first usage, else
-        0."""
+        """Return the delta that ends a complete answer whose connection broke before the router's usage arrived; else
+        None. The delta has an empty text, and the usage that this call can count: the tokens of the prompt and of all
+        choices. Numbers that only the router knows are those of the first usage, else 0."""
         if self._told_usage:
             return None
         self._told_usage = True

@@ -71,7 +71,8 @@ class HopTiming:
 
 @dataclass(frozen=True)
 class Delta:
-    """One step of a stream. `finish_reason` is set on the last step of its choice, `usage` on the last step of all."""
+    """One part of a streamed answer. `finish_reason` is set on the last delta of its choice, and `usage` on the last
+    delta of all."""
 
     request_id: str
     index: int
@@ -141,9 +142,9 @@ class RequestOutput:
         return self.usage.cached_tokens if self.usage else None
 
     def add(self, delta: Delta) -> None:
-        """Add one step of a stream. Text, reasoning, tool calls, tokens, logprobs and reasons are appended to the
-        choice `delta.index`, which is made if it is new. Pieces of a tool call are joined. The prompt's ids and
-        logprobs, usage and timings go to the whole result."""
+        """Add a delta. Text, reasoning, tool calls, tokens, logprobs and reasons are appended to the choice
+        `delta.index`, which is made if it is new. Pieces of a tool call are joined. The prompt's ids and logprobs,
+        usage and timings go to the whole result."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Kind = Literal["number", "int", "bool", "strings", "ints", "biases", "object"]
 Group = Literal["temperature", "limit", "penalty", "control", "seed", "report", "length", "stop", "text", "choice"]
-"""`limit`: a number that limits which tokens may be drawn. `penalty`: a number of a logit control."""
+"""`limit`: a number that limits which tokens may be sampled. `penalty`: a number of a logit control."""
 
 MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
@@ -263,7 +263,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 LIMITS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "limit")
 SAMPLING_NUMBERS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group in ("temperature", "limit"))
-"""The numbers that a draw depends on, beside its logits and its random key."""
+"""The numbers on which sampling depends, beside the logits and the random key."""
 PENALTIES: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.group == "penalty")
 NUMBERS: tuple[Parameter, ...] = (*SAMPLING_NUMBERS, *PENALTIES)
 BENCH_FLAGS: tuple[Parameter, ...] = tuple(each for each in PARAMETERS if each.bench_flag)

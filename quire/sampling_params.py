@@ -118,7 +118,7 @@ class SamplingParams:
     """Immutable; `clone(temperature=0)` gives a changed copy."""
 
     n: int = 1
-    # So many are drawn, and the n likeliest by mean logprob per token told, likeliest first; None: n.
+    # So many answers are sampled. The n likeliest by mean logprob per token are returned, likeliest first; None: n.
     best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

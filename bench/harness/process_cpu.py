@@ -10,7 +10,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 def cpu_s(pid: int) -> float:
     """Return user and system time of a process so far, without its children, in whole ticks of 10 ms. The kernel
-    guesses how they divide, so that nothing may rely on one of them."""
+    only estimates which part of the sum is user time, so callers must use the sum."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 

@@ -1,9 +1,10 @@
 """`python -m bench.worker.forced_tokens`: measures the gain of drafts of forced tokens on the CPU.
 
 A scheduler core and a worker engine in one process answer requests with a JSON schema, and the matcher is the real
-process. A row samples one token in a step, or also up to seven forced tokens. Both arms take turns, on the same model
-and with the same requests, and must give the same answers. Where the grammar allows any whitespace between the parts of
-JSON, few tokens are forced; without whitespace, names of properties and the marks between them are.
+process. In one arm, a row samples one token in a step. In the other arm, forced tokens are drafts, so that a row
+samples up to eight tokens. Both arms take turns, on the same model and with the same requests, and must give the same
+answers. If the grammar allows any whitespace between the parts of JSON, few tokens are forced. If the grammar allows no
+whitespace, the names of properties and the marks between them are forced.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def main() -> int:
 def run(
     config: WorkerConfig, served: ServedModel, row_tokens: int, text: str, requests: int, answers: int
 ) -> tuple[float, list[list[int]]]:
-    """Answer the requests by rows of at most `row_tokens`. Returns tokens per second, and the tokens of each answer.
-    The first answer of each request, in whose time the matcher starts, does not count."""
+    """Answer the requests by rows of at most `row_tokens` tokens. Returns tokens per second, and the tokens of each
+    answer. The first answer of each request, in whose time the matcher starts, does not count."""
     matcher = make_matcher(config, config.model, served.info, "cpu", row_tokens)
     local = LocalEngine(replace(served, max_constrained_row_tokens=row_tokens), max_num_seqs=requests, matcher=matcher)
     try:

@@ -148,9 +148,9 @@ class Scenario:
     offload: str = "write-through"
     """When pages go to the kvstore."""
     row_tokens: int = 1
-    """Tokens that a decode row tries to draw in one step."""
+    """The most tokens that a decode row may sample in one step."""
     constrained_row_tokens: int = 1
-    """The same of a row whose sequence has a grammar: forced tokens are its drafts."""
+    """The same for a row whose sequence has a grammar: its drafts are forced tokens."""
     odds: Odds = ONE_EACH
     """Chances of rows that are held, and of drafts that are wrong."""
     matcher: MatcherWeather | None = None

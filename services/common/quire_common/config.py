@@ -47,8 +47,8 @@ except ImportError:  # a build of PyYAML without libyaml
 else:
 
     class _LibyamlLoader(Composer, CParser, SafeConstructor, Resolver):
-        """SafeLoader with libyaml's parser: it takes less than half of the time. The composer is Python's. The one of
-        yaml.CSafeLoader takes C stack for each level of a list, without a bound; Python's raises RecursionError."""
+        """SafeLoader with libyaml's parser, which takes less than half of the time. The composer is the one in Python,
+        which raises RecursionError for deep lists. The composer of yaml.CSafeLoader would overflow the C stack."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)

@@ -1,6 +1,6 @@
 """ThinkingBudget: how many tokens a model may think before its answer must begin. vLLM's `thinking_token_budget`.
 
-Which tokens begin and end thinking is the model's, and known to tokenizers; the worker counts, where tokens are drawn.
+The model decides which tokens begin and end thinking, and tokenizers know them. The worker, which samples, counts.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class WorkerObserver:
 
     def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
         """Update the metrics after a step: its times (microseconds), tokens and work, and how many sequences have a
-        decode row (`running`) or are started beyond these (`spare`)."""
+        decode row (`running`) or stand by (`spare`)."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
         self._busy_seconds.inc((timing.forward + timing.sample + timing.copy) / 1e6)

@@ -68,9 +68,9 @@ class ServedModel:
     work: StepWork | None = None
     """Work of a step by the model's sizes, for metrics; None: not known."""
     max_row_tokens: int = 1
-    """Tokens that a decode row tries to draw in one step."""
+    """The most tokens that a decode row may sample in one step."""
     max_constrained_row_tokens: int = 1
-    """The same of a sequence with a grammar, whose forced tokens are drafts."""
+    """The same for a sequence with a grammar, whose drafts are forced tokens."""
     model_path: str = ""
     """The path from which the matcher reads the model's tokens, if its capabilities have structured output."""
 

@@ -79,7 +79,8 @@ class StepBatch:
     change logprobs."""
     constraints: Mapping[int, RowConstraint] = field(default_factory=dict)
     """Sequence index -> its grammar, for sequences that sample. The runner fetches the mask of a token as late as it
-    can, just before it samples, and never waits. Without a mask, the runner reports the sequence as held."""
+    can, just before it samples, and never waits. If the first mask of a sequence is missing, the runner reports the
+    sequence as held."""
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     """Sequence index -> logprobs wanted of its prompt."""
     drafts: Int32 = field(default_factory=_no_ids)
@@ -114,10 +115,11 @@ class StepBatch:
         self.blocked, self.last = blocked, last
 
     def put_drafts(self, proposed: Int32) -> None:
-        """Write the drafts of a drafter, [S, max(drafts)], into the rows behind each sequence's token. A sequence's
-        drafts end before its first -1; rows for further ones are removed. Copies the columns that change."""
+        """Write proposed drafts [S, max(drafts)] into the draft rows of each sequence. A sequence's drafts end before
+        its first -1, and its draft rows without a draft are removed. Columns that change are replaced, and the old
+        arrays stay as they are."""
         if len(self.token) == len(self.count) + int(self.drafts.sum()) and not (proposed[:, 0] >= 0).any():
-            # The usual case, made fast: one known token each, and no drafts.
+            # The usual case, made fast: each sequence has one known token, and gets no draft.
             self.token = self.token[np.cumsum(self.count) - self.count]
             self.count, self.drafts = np.ones_like(self.count), _no_ids()
             return

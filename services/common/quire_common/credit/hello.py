@@ -104,7 +104,7 @@ class WorkerHello:
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step."""
     max_constrained_row_tokens: int = 1
-    """The same for a sequence with a grammar."""
+    """The same for a sequence with a grammar, whose drafts are forced tokens."""
     host: bytes = b""
     """Equal where workers reach each other's memory; empty: nobody's neighbour."""
 
@@ -166,8 +166,8 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
 
 
 def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
-    """Decode a worker's hello. Rows may sample 1 token at least. Raises FailedPrecondition for another protocol
-    version."""
+    """Decode a worker's hello. The two numbers of row tokens are at least 1. Raises FailedPrecondition for another
+    protocol version."""
     check_hello(message)
     return WorkerHello(
         epoch=epoch_from_pb(message.epoch),

@@ -78,8 +78,8 @@ class Report:
         draining: bool,
     ) -> None:
         """Set the state of the worker that every Report carries: the last retired Grant, and the numbers of steps in
-        flight, running sequences and spare sequences. The rest is the stalled slots, the Grant's arrival time in
-        microseconds, and whether the worker drains."""
+        flight, running sequences and standby sequences (`spare`). The rest is the stalled slots, the Grant's arrival
+        time in microseconds, and whether the worker drains."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 

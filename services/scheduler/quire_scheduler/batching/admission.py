@@ -161,7 +161,7 @@ class Admission:
         least = pools.pages_for(known)
         wanted = pools.pages_for(max(min(known + lead + policy.slack(), ceiling), known))
         if slots.num_active >= policy.rows:
-            # A spare (a sequence that is started ahead of need) samples its first token with its prompt. If it then
+            # A standby sequence, which is started ahead of need, samples its first token with its prompt. If it then
             # lacks pages for its lead, it is taken back at once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
@@ -185,8 +185,8 @@ class Admission:
         slots = replica.slots
         if not slots.num_active:
             return held + free
-        # Pages that running sequences need soon stay free, lest a start cause a preemption at once. A spare also leaves
-        # them the pages of their lead.
+        # Pages that running sequences need soon stay free, lest a start cause a preemption at once. A standby sequence
+        # also leaves them the pages of their lead.
         spare = slots.num_active >= policy.rows
         kept, extra = replica.page_size, 0
         if spare:

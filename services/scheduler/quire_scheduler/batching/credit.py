@@ -1,5 +1,5 @@
 """Credit: the policy of free running. The worker runs by itself on credit (positions that it may compute) that Grants
-extend ahead of need. Some sequences are started ahead of need in spare slots, and the worker admits these by itself
+extend ahead of need. Some sequences are started ahead of need in standby slots, and the worker admits these by itself
 when others end."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_scheduler.config import SchedulerConfig
 
 _AHEAD = 1.5
-# The number of spares as a share of the rows, before any sequence has finished.
+# The number of standby sequences as a share of the rows, before any sequence has finished.
 _LEAST_AHEAD = 1 / 16
 _SPARE_STEPS = 4
 _LEAST_IN_FLIGHT = 8
@@ -32,8 +32,8 @@ class Credit:
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
         self._least_ahead = math.ceil(self.rows * _LEAST_AHEAD)
-        # If the configuration lets fewer sequences decode than the worker can, a spare would not wait but run, so there
-        # are no spares.
+        # If the configuration lets fewer sequences decode than the worker can, a standby sequence would not wait but
+        # run, so there are no standby sequences.
         self._most_started = hello.num_slots if self.rows == hello.max_num_seqs else self.rows
         self._page_size = hello.model.pages.page_size
         self._budget = make_budget(config, hello, step_limit=0)
@@ -59,8 +59,8 @@ class Credit:
         return self._lead_of(self._most_row_tokens)
 
     def extra_lead(self) -> int:
-        """Return the difference of two leads: that of rows that sample as many tokens as those of sequences with
-        grammars may, and `lead`."""
+        """Return by how many positions the lead of sequences with grammars, whose rows may sample more tokens, exceeds
+        `lead`."""
         return max(self._lead_of(self._most_constrained_row_tokens) - self.lead(), 0)
 
     def slack(self) -> int:
@@ -69,9 +69,10 @@ class Credit:
         return self._page_size * self._drawn_tokens(self._most_row_tokens)
 
     def most_started(self, ending: int) -> int:
-        """Return the number of rows, plus spares: sequences that are started ahead of need. There are 1.5 times as many
-        spares as sequences end within the lead, and at least `ending` and 1/16 of the rows. The sum is at most the
-        worker's slots; if the configuration lets fewer sequences decode than the worker can, there are no spares."""
+        """Return the number of rows plus that of standby sequences, which are started ahead of need. Standby sequences
+        are 1.5 times as many as sequences end within the lead, and at least `ending` and 1/16 of the rows. The sum is
+        at most the worker's slots. If the configuration lets fewer sequences decode than the worker can, there are no
+        standby sequences."""
         expected = _AHEAD * self.finish_rate * self._lead.steps
         ahead = max(math.ceil(expected), ending, self._least_ahead)
         return min(self.rows + ahead, self._most_started)
@@ -107,7 +108,7 @@ class Credit:
             self._steps = self._steps * keep + steps
 
     def _lead_of(self, row_tokens: int) -> int:
-        """Return the lead of rows that may sample so many tokens in a step."""
+        """Return the lead, in positions, of rows that may sample `row_tokens` tokens in a step."""
         return max(self._lead.steps * self._drawn_tokens(row_tokens) + row_tokens - 1, self._page_size)
 
     def _drawn_tokens(self, row_tokens: int) -> int:

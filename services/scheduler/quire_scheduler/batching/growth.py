@@ -1,7 +1,7 @@
 """Growth: gives pages to running sequences. Pages are added ahead of need while there are enough; when they are short,
 the oldest sequences get them first.
 
-When pages run short, they are taken back in this order: from sequences that wait in spare slots, from requests and
+When pages run short, they are taken back in this order: from sequences that wait in standby slots, from requests and
 transfers that hold pages without a slot, then from the latest running sequences. The oldest sequence always goes on.
 """
 
@@ -56,7 +56,7 @@ class Growth:
     def plan_growth(self, now: float) -> bool:
         """Plan new pages for all slots, if any slot has pages for less than its lead (the positions that it should be
         able to run ahead). Each gets its lead plus some slack while enough pages are free. If pages are short, leave
-        out the slack, take back spare slots, halve all leads until the pages suffice, and last preempt the latest
+        out the slack, take back standby slots, halve all leads until the pages suffice, and last preempt the latest
         sequences. Returns False if there are too few pages for the full lead; then no request may start with this
         Grant."""
         slots, pools = self._replica.slots, self._replica.pools
@@ -76,8 +76,8 @@ class Growth:
         if not enough and self._reclaim(active, lacking, now):
             active = slots.active_slots()
             missing = self._missing(active, slots.reach(active, lead, extra))
-        # All slots get the same share of their lead: pages that some slots do not need yet would be missing where
-        # others stand still.
+        # All slots get the same share of their lead. If some slots got their whole lead, others would stand still for
+        # want of pages that those do not need yet.
         while (lead or extra) and int(missing.sum()) > pools.free:
             lead, extra = lead // 2, extra // 2
             missing = self._missing(active, slots.reach(active, lead, extra))
@@ -130,7 +130,8 @@ class Growth:
         return active[short[~fits]]
 
     def _charge(self, requests: list[Request], counts: list[int]) -> None:
-        """Charge tenants for so many pages of each request: once for all requests of a tenant with the same weight."""
+        """Charge tenants for the pages of their requests (`counts`), in one call for all requests of a tenant with the
+        same weight."""
         charged: dict[tuple[str, int], tuple[RequestContext, int]] = {}
         for request, pages in zip(requests, counts, strict=True):
             context = request.context
@@ -147,7 +148,7 @@ class Growth:
         if excess <= 0:
             return False
         latest = active[np.argsort(slots.order_key[active])][: -excess - 1 : -1]
-        # A spare samples its first token with its prompt and then waits, so no more than that is lost.
+        # A standby sequence samples its first token with its prompt and then waits, so no more than that is lost.
         idle = latest[slots.known_len[latest] - slots.start_len[latest] <= 1]
         coming, taken = self._replica.holdings.coming(late=False), 0
         for slot in idle.tolist():

@@ -35,7 +35,7 @@ class Lockstep:
         return self._lead
 
     def extra_lead(self) -> int:
-        """Return how many positions more the row of a sequence with a grammar may compute in one step."""
+        """Return how many positions more than `lead` the next step of a sequence with a grammar needs."""
         return self._extra_lead
 
     def slack(self) -> int:
@@ -43,11 +43,11 @@ class Lockstep:
         return 0
 
     def most_started(self, ending: int) -> int:
-        """Return the number of rows: there are no spares."""
+        """Return the number of rows: there are no standby sequences."""
         return self.rows
 
     def most_spare_tokens(self) -> int:
-        """Return 0: there are no spares."""
+        """Return 0: there are no standby sequences."""
         return 0
 
     def worth_a_step(self) -> bool:

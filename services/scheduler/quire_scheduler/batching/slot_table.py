@@ -132,8 +132,8 @@ class SlotTable:
         return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
 
     def reach(self, slots: NDArray[np.intp], lead: int, extra: int) -> int | NDArray[np.int32]:
-        """Return the lead of each of these slots: `lead`, and `extra` positions more if its sequence has a grammar. One
-        number stands for all if they have the same."""
+        """Return how many positions past its known ones each of these slots should reach: `lead`, and `extra` more if
+        its sequence has a grammar. The result is one number if it is the same for all slots."""
         return lead + np.int32(extra) * self.constrained[slots] if extra and self.num_constrained else lead
 
     def missing_pages(

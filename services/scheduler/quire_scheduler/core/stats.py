@@ -90,7 +90,7 @@ class Stats:
         self.swaps += swapped
 
     def reclaimed(self) -> None:
-        """Count a request, started ahead of need, that lost its spare slot."""
+        """Count a request, started ahead of need, that lost its standby slot."""
         self.reclaims += 1
 
     def lost_pages(self) -> None:

@@ -38,8 +38,8 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
 _FREE_POLL_S, _STATUS_S = 1.0, 5.0
-# The worker's hello may take so many times --worker-timeout-s. A step that an earlier scheduler started must end before
-# the hello, and may itself take that long.
+# The worker's hello may take this multiple of --worker-timeout-s. The hello waits for the end of a step that an earlier
+# scheduler started, and this step may itself take --worker-timeout-s.
 _HELLO_TIMEOUTS = 3
 # The error code of a worker that another scheduler has taken over.
 _REPLACED = "SCHEDULER_REPLACED"

@@ -304,8 +304,9 @@ class JsonToolParser:
         self._call: JsonCall | None = None
         self._header: str | None = None
         self._marked = False
-        # Texts, and markers (True), from the first start marker in a string of an object that may be text; None: no
-        # such marker has come. The object has `_held_from` characters before them.
+        # All that has come from the first start marker on that stands in a string of an object that may be text: pairs
+        # of a text, and whether the text is a marker. None: no such marker has come. `_held_from` is the number of the
+        # object's characters before the marker.
         self._held: list[tuple[str, bool]] | None = None
         self._held_from = 0
         self.parse_text: Callable[[str], None] = self._at_start if call_format.bare else self._content.write

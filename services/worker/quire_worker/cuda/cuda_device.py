@@ -274,7 +274,7 @@ class CudaDevice:
         """
         size, fresh = _size_of(batch), self._find_fresh(batch)
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
-        # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.
+        # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before sampling.
         needs_more = batch.scores or _runs_python(batch) or stops > STOP_IDS
         if self._graphs is not None and not needs_more:
             # Smaller steps are better off as one graph, with tiles.

@@ -36,7 +36,7 @@ class RepetitionWatch:
             if not controls.watches_repetition:
                 continue
             slot, sampled = int(batch.slot[sequence]), int(token[sequence])
-            # Nothing is known of one whose first draw could not be launched; it has failed.
+            # Nothing is known of one whose first step could not be launched; it has failed.
             before = self._sampled.get(slot, 0)
             if batch.fed[sequence] and before != HELD:
                 controls.fed(before)

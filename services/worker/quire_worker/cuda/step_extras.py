@@ -43,7 +43,7 @@ class PendingExtras:
     """By sequence of the batch."""
 
     def logprob_columns(self, token: Int32) -> LogprobColumns | None:
-        """Logprobs of the tokens [S] that sequences drew, as columns; None if there are none."""
+        """Logprobs of the tokens [S] that sequences sampled, as columns; None if there are none."""
         return None if self.logprobs is None else self.logprobs.columns(token)
 
     def score_columns(self) -> dict[int, LogprobColumns]:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
-# Rows with drafts take more of the host's time. A grammar that forces no token has no gain from them.
+# Drafts cost time of the host, and gain nothing where a grammar forces no token. So after _DRAFTLESS_ROWS rows without
+# a forced token, a slot has drafts in only one of _RARELY steps.
 _DRAFTLESS_ROWS = 16
 _RARELY = 8
 
@@ -241,8 +242,8 @@ class Engine:
 
     def _view(self) -> SlotView:
         """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
-        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _DRAFTLESS_ROWS without
-        a forced token, it has drafts only in every step whose number is a multiple of _RARELY."""
+        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _DRAFTLESS_ROWS rows
+        without a forced token, the slot has drafts in only one of _RARELY steps."""
         table = self.residents.table
         most_drafts = None
         if self.spec.has_drafts:

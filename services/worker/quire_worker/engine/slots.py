@@ -83,9 +83,10 @@ class SlotTable:
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
         self.most_drafts = np.zeros(n, np.int32)
-        """The most drafts of the slot's row: none if a logits processor or penalty changes the logits."""
+        """The most drafts that the slot's row may have; 0 if a logits processor or penalty changes the logits."""
         self.draftless = np.zeros(n, np.int32)
-        """Of a slot with a grammar: how many of its last rows, all launched with drafts, had no forced token."""
+        """For a slot with a grammar: how many of its latest rows, without a gap, kept at most one token. Only steps
+        that were launched with drafts count."""
         self.controls: list[LogitsState | None] = [None] * n
         """The logits processor states of the sequences that have one."""
         self.constraints: list[RowConstraint | None] = [None] * n
@@ -185,12 +186,13 @@ class SlotTable:
         self._changed()
 
     def _most_drafts(self, slot: int, row_tokens: int) -> int:
-        """Return the most drafts of a row that samples at most so many tokens."""
+        """Return the most drafts of the slot's row, which samples at most `row_tokens` tokens in a step."""
         controls = self.controls[slot]
         return row_tokens - 1 if controls is None or not controls.changes_logits else 0
 
     def note_drafts(self, slots: Int32, tokens: Int32) -> None:
-        """Note how many tokens each of these slots kept in a step that was launched with drafts."""
+        """Count the rows without a forced token, for slots with a grammar. `tokens`: how many tokens each slot kept in
+        a step that was launched with drafts."""
         draftless = self.constrained[slots] & (tokens <= 1)
         self.draftless[slots] = np.where(draftless, self.draftless[slots] + 1, 0)
 

@@ -91,7 +91,8 @@ def _one_token_each(residents: ResidentSlots, outcome: StepOutcome) -> bool:
 def _complete_plain_decodes(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Raise each slot's page watermark and known length by one position, and return the rows to report. The result
     equals that of `complete_step`, with fewer operations. Only for a step in which every sequence decodes, still holds
-    its slot, samples one token, and goes on. If it was launched with drafts, the device has left out all of them."""
+    its slot, samples one token, and goes on. If the step was launched with drafts, the device has left out all of
+    them."""
     slots, table, count = in_flight.slot, residents.table, in_flight.count
     if in_flight.has_drafts:
         residents.subtract_uncomputed(slots, count - 1)

@@ -41,7 +41,7 @@ class StepRunner:
         self._runner = runner
         self._drafter = drafter
         self._gate = gate
-        # Whether each row without a grammar samples exactly one token, so that the engine's positions of it are right.
+        # Whether the engine's positions are right for all rows without a grammar, as each samples exactly one token.
         self._one_token_each = gate is None and (drafter is None or drafter.constrained_only)
         # The last known token of each slot, and its position. A decode row begins with them.
         self._last_token: Int64 = np.zeros(0, np.int64)
@@ -144,8 +144,8 @@ class StepRunner:
 
 
 def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
-    """Send the tokens that sequences with grammars keep to the matcher, one message per mask source. Sequences that
-    keep no token are left out, and those that finish: they get no further masks."""
+    """Send to the matcher which tokens the sequences with grammars keep, in one message per mask source. Sequences that
+    keep no token are left out. So are sequences that finish, since they need no further masks."""
     if not batch.constraints:
         return
     rows = list(batch.constraints)

@@ -3,8 +3,8 @@
 First, each decodable slot gets one token, lowest order key first, up to `max_num_seqs`. Then prefill chunks follow in
 the scheduler's order, as far as the Grant's budget allows. Last, rows that may have drafts share the rest of the
 budget's tokens evenly. No row goes past its slot's credit. A slot without credit does not run: its row goes to the
-next slot. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the
-lowest order key takes a decode row as one frees.
+next slot. So standby slots (the started slots beyond `max_num_seqs`) prefill as the budget has room. As soon as a
+decode row is free, the standby slot with the lowest order key takes it.
 """
 
 from __future__ import annotations

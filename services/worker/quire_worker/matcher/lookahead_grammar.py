@@ -1,7 +1,8 @@
-"""LookaheadGrammar: the grammar of one sequence, which may be ahead of the sequence's tokens.
+"""LookaheadGrammar: the grammar of one sequence, which may consume tokens before the sequence samples them.
 
-Where a grammar allows one token only, the sequence is sure to sample this token: it is *forced*. So the masks after
-forced tokens can be computed before these tokens come. A device uses forced tokens as drafts.
+Where a grammar allows one token only, this token is *forced*: the sequence is sure to sample it. So the masks after
+forced tokens can be computed before the sequence samples these tokens. Such masks are *lookahead masks*. A device uses
+forced tokens as drafts.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class LookaheadGrammar:
-    """Belongs to the thread that works on the sequence. `position` is that of the sequence's next token, and at most
-    `lookahead` masks beyond that of the next token are computed ahead. `clock` returns the thread's processor time in
-    nanoseconds, which is charged to the budget."""
+    """Belongs to the thread that works on the sequence. `position` is the position of the sequence's next token.
+    `lookahead` is the most lookahead masks at a time; the mask of the next token is not one of them. `clock` returns
+    the thread's processor time in nanoseconds, which is charged to the budget."""
 
     def __init__(
         self, grammar: GuidanceGrammar, position: int, lookahead: int, budget: CpuBudget, clock: Callable[[], int]
@@ -33,12 +34,12 @@ class LookaheadGrammar:
         self._lookahead = lookahead
         self._budget = budget
         self._clock = clock
-        # The masks of the next token and of those after it. All but the last allow one token, which the grammar has
-        # consumed already.
+        # The mask of the next token, and then the lookahead masks. All but the last mask allow one token, which the
+        # grammar has consumed already.
         self._masks: deque[TokenMask] = deque()
         self._error: GrammarError | None = None
         self.masks_computed = 0
-        """The number of masks so far."""
+        """The number of masks so far, lookahead masks included."""
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
         """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow, or that exceeds a
@@ -48,7 +49,7 @@ class LookaheadGrammar:
             self.position += 1
 
     def compute_mask(self, tokens: Iterable[int]) -> TokenMask:
-        """Advance by sampled tokens, and return the mask of the next token; it may have been computed ahead. Raises
+        """Advance by sampled tokens, and return the mask of the next token, which may be a lookahead mask. Raises
         GrammarError if the grammar does not allow a token, exceeds a limit, or takes too much processor time."""
         began_ns, consumed = self._clock(), self._consumed_to
         self.accept_tokens(tokens)
@@ -60,16 +61,16 @@ class LookaheadGrammar:
 
     @property
     def can_look_ahead(self) -> bool:
-        """Whether one more mask may be computed ahead: the last one forces a token, the masks are not yet enough, and
-        the grammar has not failed."""
+        """Whether one more lookahead mask may be computed: the last mask forces a token, the lookahead masks are fewer
+        than `lookahead`, and the grammar has not failed."""
         if not self._masks or len(self._masks) > self._lookahead or self._error is not None:
             return False
         return self._masks[-1].kind == MaskKind.ONE
 
     def look_ahead(self) -> tuple[int, TokenMask] | None:
-        """Compute one more mask ahead, and return it with its position; None if `can_look_ahead` is False, or the
-        grammar fails. The failure is raised when the sequence comes to the position where it belongs, since the
-        sequence may end before."""
+        """Compute one more lookahead mask, and return its position and the mask; None if `can_look_ahead` is False, or
+        the grammar fails. The failure is raised only when the sequence samples the token at which the grammar failed,
+        since the sequence may end before."""
         if not self.can_look_ahead:
             return None
         began_ns = self._clock()
@@ -94,7 +95,7 @@ class LookaheadGrammar:
         return self._grammar.compute_mask()
 
     def _accept_token(self, token: int) -> None:
-        """Drop the first mask, and let the grammar consume the token, unless it has done so ahead."""
+        """Drop the first mask. If the grammar has not consumed the token yet, let the grammar consume it."""
         mask = self._masks.popleft() if self._masks else None
         is_consumed = bool(self._masks) or self._error is not None
         if mask is None or not is_consumed:

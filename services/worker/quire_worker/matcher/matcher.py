@@ -1,8 +1,8 @@
 """Matcher: applies the grammars of all sequences in the matcher's process.
 
 It compiles a grammar for each sequence that the engine opens, advances it by the tokens that the engine sends, and
-writes the mask of the next token to the mask ring. Where the grammar allows one token only, it also writes the masks of
-the tokens after this one; see lookahead_grammar. It knows nothing of sockets.
+writes the mask of the next token to the mask ring. Where a grammar forces tokens, the matcher also writes lookahead
+masks, which lookahead_grammar explains. It knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ class Matcher:
         self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, left: deque[int], compile_ns: int
     ) -> None:
         """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and
-        those after forced tokens, and send OPENED, on the compile thread. A slow first mask is the only one, and moves
-        its sequence to the slow thread. A long replay takes turns with other work of that thread. If the grammar fails,
-        tell the engine."""
+        its lookahead masks, and send OPENED, on the compile thread. If the first mask is slow, there are no lookahead
+        masks, and the sequence moves to the slow thread. A long replay takes turns with other work of the compile
+        thread. If the grammar fails, tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -220,8 +220,8 @@ class Matcher:
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
     def _look_ahead(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, thread: MatcherThread) -> None:
-        """Write the masks after the tokens that the grammar forces, as far as the engine wants them. Stops at a slow
-        mask, which moves its sequence to the slow thread."""
+        """Compute and write lookahead masks, as many as the engine wants. Stops after a slow mask, which moves its
+        sequence to the slow thread."""
         began = time.perf_counter_ns()
         while (ahead := grammar.look_ahead()) is not None:
             with self._lock:
@@ -307,13 +307,13 @@ class Matcher:
             if sequence.text_hash in self._slow_texts:
                 sequence.slow_down()
             self._executors[sequence.thread].submit(sequence.generation, self._step(sequence), sequence.budget.last_ns)
-        # Nobody waits for the masks after forced tokens yet, so that the next masks of all sequences come before them.
+        # Lookahead masks come after the next masks of all sequences, since steps need them later.
         for sequence in fed.values():
             self._submit_lookahead(sequence)
 
     def _submit_lookahead(self, sequence: _ConstrainedSequence) -> None:
-        """Write the masks after the forced tokens of a sequence, if it belongs to the quick thread. Another thread may
-        be changing any other grammar at this moment."""
+        """Compute the lookahead masks of a sequence, if the sequence belongs to the quick thread. The grammar of any
+        other sequence is not touched, since another thread may be changing it at this moment."""
         grammar = sequence.grammar
         if sequence.thread == MatcherThread.QUICK and grammar is not None and grammar.can_look_ahead:
             self._executors[MatcherThread.QUICK].submit(
@@ -339,7 +339,7 @@ class Matcher:
                 return
             elapsed_ns, is_new = time.perf_counter_ns() - began, grammar.masks_computed > computed
             with self._lock:
-                # A mask that was computed ahead is in the ring. To write it again would hide it from a step meanwhile.
+                # A lookahead mask is in the ring already. While it is written again, steps would not find it.
                 if is_new:
                     awaited = self._put_locked(sequence, grammar.position, mask)
                 else:

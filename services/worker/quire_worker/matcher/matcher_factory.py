@@ -90,9 +90,9 @@ def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, .
 
 def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str, row_tokens: int = 1) -> MatcherPool:
     """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda: a mask ring, and a
-    client for each process. A row of a sequence with a grammar samples at most `row_tokens` in a step. The processes
-    share the mask slots and the refusals of grammars. The processes are started when the first sequence has a
-    grammar."""
+    client for each process. `row_tokens`: the most tokens that a sequence with a grammar may sample in a step. The
+    processes share the mask slots and the refusals of grammars. The processes are started when the first sequence has
+    a grammar."""
     mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
     count = min(config.matcher_processes or _processes_on(device), mask_slots)
     # A step reads the masks of a row while the matcher writes those of the next row.
@@ -105,7 +105,7 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str,
                 _link_maker(config, model, info, each, max(GRAMMAR_BYTES // count, LEAST_GRAMMAR_BYTES)),
                 mask_slots=range(each.process, mask_slots, count),
                 crashes=crashes.with_same_refusals(),
-                # With one token a row there are no drafts, and nobody needs masks ahead.
+                # Rows of one token have no drafts, so no step reads lookahead masks.
                 lookahead=2 * row_tokens - 1 if row_tokens > 1 else 0,
             )
             for each in rings

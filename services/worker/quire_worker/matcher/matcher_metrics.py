@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MatcherMetrics:
-    """The share of one process in the worker's metrics. Belongs to the model thread, but for `count_forced_tokens`. A
+    """The share of one process in the worker's metrics. Belongs to the model thread, except `count_forced_tokens`. A
     sequence is identified by its generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class MatcherMetrics:
         self._held.inc()
 
     def count_forced_tokens(self, count: int) -> None:
-        """Count tokens that were drafts, and were kept. From the device's thread."""
+        """Count forced tokens that were drafts, and that the device kept. Called on the device's thread."""
         self._forced.inc(count)
 
     def count_replay(self) -> None:

@@ -32,8 +32,8 @@ class MaskSource(Protocol):
 
 
 class RowConstraint:
-    """`mask_at` and `finish` belong to the device's thread. MatcherClient alone calls the other methods, on the model
-    thread; it holds its lock for `append`."""
+    """`mask_at` and `finish` belong to the device's thread. MatcherClient alone calls the other methods: `append` on
+    the device's thread, while it holds its lock, and the others on the model thread."""
 
     def __init__(self, sequence: Sequence, grammar: str, generation: int, mask_source: MaskSource) -> None:
         self.grammar = grammar
@@ -69,8 +69,8 @@ class RowConstraint:
         return None if self._is_finished else self.mask_source.mask_at(self, position)
 
     def finish(self) -> None:
-        """Note that the device has sampled the last token of the sequence. Steps in flight may still have its row: they
-        find no mask, also where the matcher has computed masks ahead."""
+        """Note that the device has sampled the last token of the sequence. Steps in flight may still have a row of the
+        sequence. These steps find no mask, even if the ring has lookahead masks."""
         self._is_finished = True
 
     def append(self, tokens: Many[int]) -> int:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 FORCED_ROW_TOKENS: Final = 8
 """The most tokens that a row of a sequence with a grammar may sample in one step, on a device that runs drafts. The
-names of properties in JSON schemas have about as many."""
+name of a property in a JSON schema has about as many tokens."""
 
 
 class ForcedTokens:
     """Implements Drafter. Belongs to the device's thread. `other` proposes the drafts of sequences without a grammar;
-    None: they have none."""
+    None: these sequences have no drafts."""
 
     def __init__(self, other: Drafter | None = None) -> None:
         self._other = other
@@ -57,7 +57,8 @@ class StepMasks(NamedTuple):
     held: tuple[int, ...] = ()
     """Indices in the batch of the sequences that lack the mask of their first sample."""
     missing: tuple[int, ...] = ()
-    """Samples of drafts that lack their mask. Tokens that are sampled for them must not be kept."""
+    """Indices in StepSamples of the samples of drafts whose mask is missing. The tokens of these samples must not be
+    kept."""
 
 
 def fetch_masks(batch: StepBatch, samples: StepSamples) -> StepMasks:

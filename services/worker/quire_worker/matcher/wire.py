@@ -66,7 +66,7 @@ class OpenMessage:
     output_ids: tuple[int, ...]
     grammar: str
     lookahead: int = 0
-    """The most masks after the next one that are to be computed ahead, where tokens are forced."""
+    """The most lookahead masks that the process may compute; see lookahead_grammar."""
 
 
 def open_frame_bytes(output: int, grammar: int) -> int:

@@ -63,7 +63,7 @@ def test_lockstep_gives_credit_for_one_row() -> None:
 
 
 class Reaching(Credit):
-    """With leads of the test's choice."""
+    """A Credit whose leads a test sets."""
 
     reach = extra = 0
 
@@ -112,7 +112,8 @@ def test_only_slots_with_a_grammar_get_the_extra_lead() -> None:
 
 
 def test_scarce_credit_is_shared_in_proportion_to_the_leads() -> None:
-    """Behind 13 tokens, 64 positions need four pages more and 8 need one; 32 need two, and 4 still need one."""
+    """Each sequence has one page and 13 tokens. A lead of 64 positions needs four more pages, and a lead of 8 needs
+    one. Half of the first lead needs two pages, and half of the second lead still needs one."""
     rig, policy = a_rig(num_pages=4 + 6 + 1)
     constrained, others = two_of_each(rig)
     policy.reach, policy.extra = 8, 56
@@ -128,8 +129,9 @@ def test_sequence_with_a_grammar_starts_with_pages_for_its_lead() -> None:
     assert [len(start.pages[0]) for start in rig.worker.seen[0].start] == [1, 5]
 
 
-def test_spare_leaves_running_sequences_with_grammars_the_pages_of_their_lead() -> None:
-    """Else it is started, and then taken back at once. The first sequence needs all four pages in the end."""
+def test_standby_sequence_leaves_sequences_with_grammars_the_pages_of_their_lead() -> None:
+    """Otherwise the standby sequence is started, and then taken back at once. In the end, the first sequence needs all
+    four pages."""
     rig, policy = a_rig(max_num_seqs=1, num_pages=5)
     policy.extra = 32
     rig.submit(0, a_sequence(12, 50, constraint=GRAMMAR))

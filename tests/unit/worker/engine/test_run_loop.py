@@ -196,7 +196,7 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     bench.runner.gate.set()
 
 
-def test_a_session_that_is_over_before_it_is_attached_replaces_nobody(bench: LoopBench) -> None:
+def test_session_that_ends_before_it_is_attached_replaces_no_scheduler(bench: LoopBench) -> None:
     bench.attach_and_hang()
     served, left = bench.loop.attach(), bench.loop.attach()  # both wait for the step that hangs
     bench.loop.detach(left)

@@ -1,4 +1,5 @@
-"""Masks after forced tokens: where the matcher leaves them, when it computes them, and on which thread."""
+"""Lookahead masks (masks after forced tokens): where the matcher writes them, when it computes them, and on which
+thread."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def masks_from(ring: MaskRing, position: int, count: int) -> list[TokenMask | No
 
 
 @pytest.mark.parametrize("output", [(), (A,), (A, B, C, D)])
-def test_masks_after_forced_tokens_are_there_when_a_sequence_is_open(output: tuple[int, ...]) -> None:
+def test_opened_sequence_has_its_lookahead_masks(output: tuple[int, ...]) -> None:
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     open_sequence(a_matcher(ring), output=output)
     forced = [[A, B, C], [B, C], [], [], [A, B, C]][len(output)]
@@ -122,7 +123,7 @@ def test_masks_after_forced_tokens_are_there_when_a_sequence_is_open(output: tup
     assert masks_from(ring, 10 + len(output), len(expected) + 1) == [*expected, None]
 
 
-def test_masks_after_forced_tokens_are_there_when_tokens_have_come() -> None:
+def test_sampled_tokens_bring_new_lookahead_masks() -> None:
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     matcher = a_matcher(ring)
     open_sequence(matcher)
@@ -133,7 +134,7 @@ def test_masks_after_forced_tokens_are_there_when_tokens_have_come() -> None:
     assert masks_from(ring, 14, 5) == [*[MASK(answer[:count]) for count in (4, 5, 6, 7)], None]
 
 
-def test_sequence_that_wants_no_masks_ahead_gets_none() -> None:
+def test_sequence_opened_without_lookahead_gets_no_lookahead_masks() -> None:
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     matcher = a_matcher(ring)
     open_sequence(matcher, lookahead=0)
@@ -141,8 +142,8 @@ def test_sequence_that_wants_no_masks_ahead_gets_none() -> None:
     assert masks_from(ring, 11, 2) == [MASK([A]), None]
 
 
-def test_masks_ahead_replace_none_that_a_row_may_still_read() -> None:
-    """Behind a very long chain of forced tokens, the ring is full, and the mask of the next token is in it."""
+def test_lookahead_masks_overwrite_no_mask_that_a_step_may_still_read() -> None:
+    """In a very long chain of forced tokens, the mask slot is full, and the next token's mask is in it."""
     clock = CountingClock()
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     matcher = a_matcher(ring, LettersBackend(clock, {}))
@@ -155,7 +156,7 @@ def test_masks_ahead_replace_none_that_a_row_may_still_read() -> None:
         add_tokens(matcher, position, {0: [position - 10]})
 
 
-def test_next_masks_of_all_sequences_come_before_masks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_masks_of_all_sequences_come_before_lookahead_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = RecordingRing(monkeypatch)
     matcher = a_matcher(recording.ring)
     for mask_slot in range(3):
@@ -166,8 +167,8 @@ def test_next_masks_of_all_sequences_come_before_masks_ahead(monkeypatch: pytest
     assert recording.written == [(0, 14), (1, 14), (2, 14), *ahead]
 
 
-def test_mask_that_was_computed_ahead_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that reads it meanwhile would find it missing."""
+def test_lookahead_mask_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that reads the mask while it is written would find it missing."""
     recording = RecordingRing(monkeypatch)
     matcher = a_matcher(recording.ring)
     open_sequence(matcher)
@@ -179,7 +180,7 @@ def test_mask_that_was_computed_ahead_is_not_written_again(monkeypatch: pytest.M
     assert recording.pop_written() == [(0, 14), (0, 15), (0, 16), (0, 17)]
 
 
-def test_engine_that_awaits_a_mask_ahead_hears_of_it_when_its_tokens_have_come() -> None:
+def test_awaited_lookahead_mask_is_announced_when_its_tokens_have_come() -> None:
     frames: list[Frame] = []
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     matcher = a_matcher(ring, frames=frames)
@@ -191,8 +192,10 @@ def test_engine_that_awaits_a_mask_ahead_hears_of_it_when_its_tokens_have_come()
 
 
 @pytest.mark.parametrize("opens", [True, False], ids=["while it is opened", "while it samples"])
-def test_slow_mask_ahead_moves_its_sequence_to_the_slow_thread(opens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, no masks are computed ahead any more."""
+def test_sequence_with_a_slow_lookahead_mask_goes_to_the_slow_thread(
+    opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow thread computes no lookahead masks."""
     clock = CountingClock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
@@ -210,7 +213,7 @@ def test_slow_mask_ahead_moves_its_sequence_to_the_slow_thread(opens: bool, monk
     assert len(backend.grammars[0].consumed) == consumed
 
 
-def test_sequence_whose_first_mask_is_slow_has_no_masks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_whose_first_mask_is_slow_has_no_lookahead_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = CountingClock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
@@ -221,7 +224,7 @@ def test_sequence_whose_first_mask_is_slow_has_no_masks_ahead(monkeypatch: pytes
 
 
 def test_quick_thread_does_not_touch_the_grammar_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That thread may be changing it at this moment."""
+    """The other thread may be changing the grammar at this moment."""
     clock = CountingClock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
@@ -263,7 +266,7 @@ def test_tokens_reach_the_grammar_in_order_whatever_the_order_of_the_work(monkey
     assert found is not None and found.token == 3
 
 
-def test_masks_ahead_of_a_sequence_that_left_are_not_written() -> None:
+def test_lookahead_masks_of_a_closed_sequence_are_not_written() -> None:
     clock = CountingClock()
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     backend = LettersBackend(clock, {})

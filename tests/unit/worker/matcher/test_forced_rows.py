@@ -151,7 +151,7 @@ def test_matcher_that_is_late_or_lost_changes_no_answer(depth: int) -> None:
     assert_answered(bench, starts)
 
 
-def test_grammar_that_ends_the_matcher_fails_alone_though_masks_are_computed_ahead() -> None:
+def test_grammar_that_crashes_the_matcher_fails_alone_despite_lookahead_masks() -> None:
     bench = Bench(backend=CrashingBackend.like(BACKEND))
     innocents = [start(slot) for slot in range(1, 4)]
     bench.grant(start(0, 'start: fatal\nfatal: "ABCDEF"'), *innocents)

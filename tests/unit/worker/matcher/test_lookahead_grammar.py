@@ -1,4 +1,4 @@
-"""LookaheadGrammar: masks after forced tokens are those that come without lookahead, and cost the budget no more."""
+"""LookaheadGrammar: lookahead masks equal those that come without lookahead, and cost the budget no more."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def failing(tokens: int, lookahead: int = 7) -> LookaheadGrammar:
 
 
 def ahead(grammar: LookaheadGrammar) -> list[tuple[int, TokenMask]]:
-    """All masks that it computes ahead, with their positions."""
+    """All lookahead masks that it may compute now, with their positions."""
     found = []
     while (each := grammar.look_ahead()) is not None:
         found.append(each)
     return found
 
 
-def test_masks_ahead_are_those_that_come_after_their_tokens() -> None:
+def test_lookahead_masks_equal_those_that_come_after_their_tokens() -> None:
     grammar, mask = a_grammar(), masks_after(BACKEND, TEXT)
     assert grammar.compute_mask([]) == mask([])
     assert ahead(grammar) == [(11, mask([A])), (12, mask([A, B])), (13, mask([A, B, C]))]
@@ -82,7 +82,7 @@ def test_masks_ahead_are_those_that_come_after_their_tokens() -> None:
         assert grammar.position == 10 + len(output)
 
 
-def test_several_tokens_may_pass_all_masks_ahead() -> None:
+def test_several_tokens_may_pass_all_lookahead_masks() -> None:
     grammar, mask = a_grammar(), masks_after(BACKEND, TEXT)
     grammar.compute_mask([])
     ahead(grammar)
@@ -90,7 +90,7 @@ def test_several_tokens_may_pass_all_masks_ahead() -> None:
     assert grammar.masks_computed == 5, "the next one, three ahead, and the last one"
 
 
-def test_masks_ahead_continue_as_tokens_come() -> None:
+def test_lookahead_goes_on_as_tokens_come() -> None:
     grammar = a_grammar('start: "ABCDABCD"', lookahead=2)
     grammar.compute_mask([])
     assert [position for position, _ in ahead(grammar)] == [11, 12]
@@ -101,14 +101,14 @@ def test_masks_ahead_continue_as_tokens_come() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
-def test_no_more_masks_are_computed_ahead_than_the_engine_wants(lookahead: int) -> None:
+def test_no_more_lookahead_masks_are_computed_than_the_engine_wants(lookahead: int) -> None:
     grammar = a_grammar(lookahead=lookahead)
     assert not grammar.can_look_ahead, "no mask forces a token yet"
     grammar.compute_mask([])
     assert len(ahead(grammar)) == lookahead
 
 
-def test_complete_answer_has_no_masks_ahead() -> None:
+def test_lookahead_stops_at_the_end_of_the_answer() -> None:
     """The model ends the answer by one of its eos tokens."""
     grammar = a_grammar('start: "AB"')
     grammar.compute_mask([])
@@ -124,7 +124,7 @@ def test_token_that_is_not_the_forced_one_is_refused(output: list[int]) -> None:
         grammar.compute_mask(output)
 
 
-def test_failure_ahead_surfaces_only_at_its_position() -> None:
+def test_failure_of_lookahead_is_raised_only_at_its_token() -> None:
     grammar = failing(tokens=3)
     grammar.compute_mask([])
     assert [position for position, _ in ahead(grammar)] == [11, 12]
@@ -134,7 +134,7 @@ def test_failure_ahead_surfaces_only_at_its_position() -> None:
         grammar.compute_mask([2])
 
 
-def test_failure_ahead_does_not_hide_that_a_token_is_wrong() -> None:
+def test_failure_of_lookahead_does_not_hide_that_a_token_is_wrong() -> None:
     grammar = failing(tokens=1)
     grammar.compute_mask([])
     assert ahead(grammar) == []
@@ -155,7 +155,7 @@ def test_grammar_without_lookahead_fails_at_the_same_token() -> None:
 
 
 def test_each_token_is_charged_once() -> None:
-    """With the mask that follows it, whether that is computed ahead or not."""
+    """A token is charged with the mask that follows it, whether that is a lookahead mask or not."""
     budget = RecordingBudget()
     grammar = a_grammar(budget=budget)
     grammar.compute_mask([])
@@ -166,7 +166,7 @@ def test_each_token_is_charged_once() -> None:
     assert budget.charged == [0, 1, 1, 1, 0, 1] and sum(budget.charged) == 4
 
 
-def test_mask_ahead_that_takes_too_long_fails_its_sequence_when_it_comes_there() -> None:
+def test_slow_lookahead_fails_its_sequence_only_at_its_token() -> None:
     times_ns = iter([0, 0, 0, 2 * TOKEN_NS, *[2 * TOKEN_NS] * 9])
     grammar = LookaheadGrammar(BACKEND.compile_grammar(TEXT)[0], 10, 7, CpuBudget(), lambda: next(times_ns))
     grammar.compute_mask([])

@@ -194,7 +194,7 @@ def opened_with(matcher: LocalMatcher, process: int = 0) -> dict[int, int]:
 
 
 def test_grammar_on_which_a_lost_process_worked_gets_no_lookahead() -> None:
-    """The process may have crashed ahead of the tokens, of which the replay key says nothing."""
+    """The process may have crashed while it computed a lookahead mask, of which the replay key says nothing."""
     matcher = LocalMatcher(BACKEND, VOCAB, row_tokens=4)
     busy, same, other = open_row(matcher), open_row(matcher), open_row(matcher, text="start: /[A-D]{4,8}/")
     assert opened_with(matcher) == dict.fromkeys((busy.generation, same.generation, other.generation), 7)
@@ -227,8 +227,8 @@ def test_loss_of_an_idle_process_forbids_no_lookahead() -> None:
     assert opened_with(matcher) == {row.generation: 7}
 
 
-def test_crash_ahead_of_the_tokens_is_a_pause_for_a_sequence_that_ends_before() -> None:
-    """The grammar ends the process with its third token, of which the sequence never samples so many."""
+def test_crash_of_lookahead_only_delays_a_sequence_that_ends_before() -> None:
+    """The grammar crashes the process at its third token, and the sequence never samples so many tokens."""
     matcher = LocalMatcher(CrashingBackend.like(BACKEND), VOCAB, row_tokens=4)
     row = open_row(matcher, text='start: fatal\nfatal: "ABCD"')
     take_all(matcher)

@@ -120,7 +120,7 @@ def test_step_without_drafts_needs_one_mask_of_each_sequence() -> None:
     assert fetch_masks(batch, samples_of(batch)).held == (0, 1)
 
 
-def test_finished_sequence_has_no_masks_though_some_were_computed_ahead() -> None:
+def test_finished_sequence_finds_no_lookahead_masks() -> None:
     matcher = LocalMatcher(BACKEND, VOCAB, row_tokens=4)
     row = open_row(matcher, text='start: "ABCABCABC"')
     keep(row, A)

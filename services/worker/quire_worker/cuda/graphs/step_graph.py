@@ -99,7 +99,7 @@ class StepGraph:
         if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
                 self._replay_pieces(layout)
-        self._body.advanced = True  # controls and draws are in the last piece
+        self._body.advanced = True  # controls and sampling are in the last piece
         self._pieces[-1].replay()
 
     def _replay_pieces(self, layout: StepLayout) -> None:

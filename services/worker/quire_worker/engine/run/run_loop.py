@@ -80,7 +80,7 @@ class RunLoop:
         self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
-        # The sessions that were not over when the newest one came, and the newest one.
+        # The newest session, and the earlier ones that were not over when it came.
         self._sessions: tuple[Session, ...] = ()
         # The loop waits so long for an item before it asks the device to do deferred work; None: the device has none.
         self._send_timeout_s: float | None = QUIET_S
