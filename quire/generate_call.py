@@ -99,11 +99,11 @@ class GenerateCall:
         # Choices that are yet to be taken up; and the one that is being, None while all come in one stream.
         self._left: deque[int] = deque()
         self._current: int | None = None
-        self._begun = self._told_prompt = False
+        self._begun = self._prompt_sent = False
         self._prompt_tokens = 0
         self._prompt_usage: Usage | None = None
-        self._told_usage = False
-        self._failures, self._last_news_s = 0, monotonic()
+        self._usage_sent = False
+        self._failures, self._last_delta_s = 0, monotonic()
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
         """Record a response, and return it as the Delta for the caller. In a resumed stream, the Delta gets the index
@@ -116,10 +116,10 @@ class GenerateCall:
         progress.ids += delta.token_ids
         progress.characters += delta.characters
         progress.ended = progress.ended or delta.finish_reason is not None
-        self._begun, self._failures, self._last_news_s = True, 0, monotonic()
+        self._begun, self._failures, self._last_delta_s = True, 0, monotonic()
         self._prompt_tokens = self._prompt_tokens or len(delta.prompt_token_ids)
-        prompt_ids = delta.prompt_token_ids if self._wants_ids and not self._told_prompt else ()
-        self._told_prompt = self._told_prompt or bool(delta.prompt_token_ids)
+        prompt_ids = delta.prompt_token_ids if self._wants_ids and not self._prompt_sent else ()
+        self._prompt_sent = self._prompt_sent or bool(delta.prompt_token_ids)
         if not self._params.detokenize:
             delta = replace(delta, text="", reasoning="", tool_calls=())
         return replace(
@@ -155,7 +155,7 @@ class GenerateCall:
         left = [index for index, progress in enumerate(self._choices) if not progress.ended]
         if not left and typed.code in _BROKEN:
             return None
-        over = monotonic() - self._last_news_s > self._reconnect_s
+        over = monotonic() - self._last_delta_s > self._reconnect_s
         if self._begun:
             again = typed.code in _BROKEN and not self._at_once
         else:
@@ -172,9 +172,9 @@ class GenerateCall:
         """Return the delta that ends a complete answer whose connection broke before the router's usage arrived; else
         None. The delta has an empty text, and the usage that this call can count: the tokens of the prompt and of all
         choices. Numbers that only the router knows are those of the first usage, else 0."""
-        if self._told_usage:
+        if self._usage_sent:
             return None
-        self._told_usage = True
+        self._usage_sent = True
         return Delta(self.request_id, index=0, text="", usage=self._counted_usage())
 
     def client_closed(self) -> errors.Aborted:
@@ -212,7 +212,7 @@ class GenerateCall:
         self._prompt_usage = self._prompt_usage or usage
         if self._left:
             return None
-        self._told_usage = True
+        self._usage_sent = True
         return usage if self._current is None else self._counted_usage()
 
     def _counted_usage(self) -> Usage:

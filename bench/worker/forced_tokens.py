@@ -26,7 +26,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.structured.constraint import Constraint
 from quire_worker.config import WorkerConfig
 from quire_worker.matcher.matcher_factory import make_matcher
-from quire_worker.matcher.step_masks import FORCED_ROW_TOKENS
+from quire_worker.matcher.step_masks import MAX_CONSTRAINED_ROW_TOKENS
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 
@@ -64,13 +64,13 @@ def main() -> int:
     for name, options in GRAMMARS.items():
         text = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA), options)
         for requests in arguments.requests:
-            rates: dict[int, list[float]] = {1: [], FORCED_ROW_TOKENS: []}
+            rates: dict[int, list[float]] = {1: [], MAX_CONSTRAINED_ROW_TOKENS: []}
             for number in range(arguments.rounds):
                 answers = {}
                 for row_tokens, found in rates.items():
                     rate, answers[row_tokens] = run(config, served, row_tokens, text, requests, arguments.answers)
                     found.append(rate)
-                wrong += answers[1] != answers[FORCED_ROW_TOKENS]
+                wrong += answers[1] != answers[MAX_CONSTRAINED_ROW_TOKENS]
                 print(f"{name}, {requests} requests, round {number + 1}: {_show(rates)}", file=sys.stderr)
             ratios = [many / one for one, many in zip(*rates.values(), strict=True)]
             medians = [f"{statistics.median(found):.0f}" for found in rates.values()]

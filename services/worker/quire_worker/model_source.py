@@ -15,7 +15,7 @@ from quire_common.gguf import is_gguf
 from quire_common.logits_processors import capabilities_of
 from quire_common.model_hub import resolve_model
 from quire_worker.matcher.matcher_factory import grammar_capabilities
-from quire_worker.matcher.step_masks import FORCED_ROW_TOKENS, ForcedTokens
+from quire_worker.matcher.step_masks import MAX_CONSTRAINED_ROW_TOKENS, ForcedTokens
 from quire_worker.model.generation_config import sampling_defaults
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
@@ -116,7 +116,7 @@ def load_configured(
         loaded.num_pages,
         logits_processors=processors,
         work=known_work(loaded.spec, loaded.geometry, loaded.facts.weight_bytes),
-        max_constrained_row_tokens=FORCED_ROW_TOKENS,
+        max_constrained_row_tokens=MAX_CONSTRAINED_ROW_TOKENS,
         model_path=config.model,
     )
 

@@ -197,7 +197,7 @@ class LocalMatcher:
                 self._link_maker(ring),
                 clock,
                 mask_slots=range(number, mask_slots, processes),
-                crashes=crashes.with_same_refusals(),
+                crashes=crashes.for_another_process(),
                 lookahead=2 * row_tokens - 1 if row_tokens > 1 else 0,
             )
             for number, ring in enumerate([self.ring, *map(self.ring.of_process, range(1, processes))])

@@ -66,7 +66,7 @@ class Credit:
     def slack(self) -> int:
         """Return the most tokens that a row samples in as many steps as a page has positions. All slots together then
         need about one Grant in that time."""
-        return self._page_size * self._drawn_tokens(self._most_row_tokens)
+        return self._page_size * self._sampled_tokens(self._most_row_tokens)
 
     def most_started(self, ending: int) -> int:
         """Return the number of rows plus that of standby sequences, which are started ahead of need. Standby sequences
@@ -109,9 +109,9 @@ class Credit:
 
     def _lead_of(self, row_tokens: int) -> int:
         """Return the lead, in positions, of rows that may sample `row_tokens` tokens in a step."""
-        return max(self._lead.steps * self._drawn_tokens(row_tokens) + row_tokens - 1, self._page_size)
+        return max(self._lead.steps * self._sampled_tokens(row_tokens) + row_tokens - 1, self._page_size)
 
-    def _drawn_tokens(self, row_tokens: int) -> int:
+    def _sampled_tokens(self, row_tokens: int) -> int:
         """Return the most tokens that any row recently sampled in a step, at most `row_tokens`."""
         return min(self._row_tokens.value or row_tokens, row_tokens)
 

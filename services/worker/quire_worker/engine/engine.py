@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
-# Drafts cost time of the host, and gain nothing where a grammar forces no token. So after _DRAFTLESS_ROWS rows without
-# a forced token, a slot has drafts in only one of _RARELY steps.
-_DRAFTLESS_ROWS = 16
-_RARELY = 8
+# Drafts cost time of the host, and gain nothing where a grammar forces no token. So after _MAX_UNFORCED_ROWS rows
+# without a forced token, a slot has drafts in only one of _DRAFT_RETRY_STEPS steps.
+_MAX_UNFORCED_ROWS = 16
+_DRAFT_RETRY_STEPS = 8
 
 
 class Engine:
@@ -242,14 +242,14 @@ class Engine:
 
     def _view(self) -> SlotView:
         """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
-        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _DRAFTLESS_ROWS rows
-        without a forced token, the slot has drafts in only one of _RARELY steps."""
+        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _MAX_UNFORCED_ROWS rows
+        without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
         table = self.residents.table
         most_drafts = None
         if self.spec.has_drafts:
             most_drafts = table.most_drafts * (table.known_len >= table.min_len)
-            if self._launched % _RARELY:
-                most_drafts[table.draftless >= _DRAFTLESS_ROWS] = 0
+            if self._launched % _DRAFT_RETRY_STEPS:
+                most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0
         return SlotView(
             runnable=(table.state == SlotState.RUNNING) & ~(table.awaits_mask & table.decoding),
             computed=table.computed,

@@ -84,7 +84,7 @@ class SlotTable:
         self.controlled = np.zeros(n, np.bool_)
         self.most_drafts = np.zeros(n, np.int32)
         """The most drafts that the slot's row may have; 0 if a logits processor or penalty changes the logits."""
-        self.draftless = np.zeros(n, np.int32)
+        self.unforced_rows = np.zeros(n, np.int32)
         """For a slot with a grammar: how many of its latest rows, without a gap, kept at most one token. Only steps
         that were launched with drafts count."""
         self.controls: list[LogitsState | None] = [None] * n
@@ -190,11 +190,11 @@ class SlotTable:
         controls = self.controls[slot]
         return row_tokens - 1 if controls is None or not controls.changes_logits else 0
 
-    def note_drafts(self, slots: Int32, tokens: Int32) -> None:
+    def count_unforced_rows(self, slots: Int32, tokens: Int32) -> None:
         """Count the rows without a forced token, for slots with a grammar. `tokens`: how many tokens each slot kept in
         a step that was launched with drafts."""
-        draftless = self.constrained[slots] & (tokens <= 1)
-        self.draftless[slots] = np.where(draftless, self.draftless[slots] + 1, 0)
+        is_unforced = self.constrained[slots] & (tokens <= 1)
+        self.unforced_rows[slots] = np.where(is_unforced, self.unforced_rows[slots] + 1, 0)
 
     def set_awaits_mask(self, slot: int, awaits: bool) -> None:
         """Note whether the next mask of a slot's grammar is still to come."""

@@ -45,7 +45,7 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     kept = outcome.token >= 0
     num_kept = np.count_nonzero(kept, axis=1).astype(np.int32)
     if in_flight.has_drafts:
-        table.note_drafts(slots[live], num_kept[live])
+        table.count_unforced_rows(slots[live], num_kept[live])
     end = _advance(residents, in_flight, live, num_kept, outcome)
     sampled = told & (num_kept > 0)
     ended = np.flatnonzero(told & (outcome.finish > 0))
@@ -97,7 +97,7 @@ def _complete_plain_decodes(residents: ResidentSlots, in_flight: InFlightStep, o
     if in_flight.has_drafts:
         residents.subtract_uncomputed(slots, count - 1)
         count = np.ones_like(count)
-        table.note_drafts(slots, count)
+        table.count_unforced_rows(slots, count)
     end = table.known_len[slots]
     residents.computed_one(slots, end)
     table.known_len[slots] = end + 1

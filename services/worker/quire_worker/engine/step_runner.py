@@ -42,7 +42,7 @@ class StepRunner:
         self._drafter = drafter
         self._gate = gate
         # Whether the engine's positions are right for all rows without a grammar, as each samples exactly one token.
-        self._one_token_each = gate is None and (drafter is None or drafter.constrained_only)
+        self._plain_rows_sample_one = gate is None and (drafter is None or drafter.constrained_only)
         # The last known token of each slot, and its position. A decode row begins with them.
         self._last_token: Int64 = np.zeros(0, np.int64)
         self._position: Int32 = np.zeros(0, np.int32)
@@ -54,7 +54,7 @@ class StepRunner:
         Kept tokens are remembered for the next step, and those of sequences with grammars go to the matcher."""
         waited_ns = time.perf_counter_ns() - self._ended_ns
         self._feed(batch)
-        if batch.constraints or not self._one_token_each:
+        if batch.constraints or not self._plain_rows_sample_one:
             self._resolve(batch)
         if self._drafter is not None and len(batch.drafts):
             batch.put_drafts(self._drafter.propose(batch))
@@ -81,7 +81,7 @@ class StepRunner:
             held=() if output is None else output.held,
             count=batch.count,
             one_token_each=(
-                complete and self._one_token_each and not len(batch.drafts) and (held is None or not held.any())
+                complete and self._plain_rows_sample_one and not len(batch.drafts) and (held is None or not held.any())
             ),
         )
 
@@ -104,7 +104,7 @@ class StepRunner:
         positions too high. Recompute from them which sequences end by length, and whose stop ids are still blocked by
         min_tokens."""
         held_before = batch.fed
-        if self._one_token_each:  # only rows with a grammar may have been held, or have had drafts
+        if self._plain_rows_sample_one:  # only rows with a grammar may have been held, or have had drafts
             held_before = np.zeros(len(batch.slot), np.bool_)
             held_before[list(batch.constraints)] = True
             held_before &= batch.fed
@@ -130,7 +130,7 @@ class StepRunner:
     def _remember(self, batch: StepBatch, kept: KeptTokens) -> None:
         """Note the last known token of each slot, and its position, for its next decode row. If the sequence kept no
         token, this is the last token that the step computed, drafts not included."""
-        if self._one_token_each and not batch.constraints:
+        if self._plain_rows_sample_one and not batch.constraints:
             self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
             return
         tokens, known = kept.tokens, batch.position + batch.count - 1

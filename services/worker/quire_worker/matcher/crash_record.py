@@ -38,7 +38,7 @@ class CrashRecord:
         """Whether any replay key is suspect or refused."""
         return bool(self._crashes or self._refused_until_s)
 
-    def with_same_refusals(self) -> CrashRecord:
+    def for_another_process(self) -> CrashRecord:
         """Return a record for another process. Both records refuse the same work, and forbid lookahead to the same
         grammars, but each counts only the crashes of its own process. Otherwise one event that ends several processes
         at once would count as several crashes of the grammar on which all of them worked."""

@@ -104,7 +104,7 @@ def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str,
                 each,
                 _link_maker(config, model, info, each, max(GRAMMAR_BYTES // count, LEAST_GRAMMAR_BYTES)),
                 mask_slots=range(each.process, mask_slots, count),
-                crashes=crashes.with_same_refusals(),
+                crashes=crashes.for_another_process(),
                 # Rows of one token have no drafts, so no step reads lookahead masks.
                 lookahead=2 * row_tokens - 1 if row_tokens > 1 else 0,
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_worker.sampling.token_mask import TokenMask
     from quire_worker.step import StepBatch, StepSamples
 
-FORCED_ROW_TOKENS: Final = 8
+MAX_CONSTRAINED_ROW_TOKENS: Final = 8
 """The most tokens that a row of a sequence with a grammar may sample in one step, on a device that runs drafts. The
 name of a property in a JSON schema has about as many tokens."""
 

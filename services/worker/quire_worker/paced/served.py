@@ -9,7 +9,7 @@ from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.logits_processors import capabilities_of
 from quire_common.pages import namespace_digest
 from quire_worker.matcher.matcher_factory import grammar_capabilities
-from quire_worker.matcher.step_masks import FORCED_ROW_TOKENS, ForcedTokens
+from quire_worker.matcher.step_masks import MAX_CONSTRAINED_ROW_TOKENS, ForcedTokens
 from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
@@ -66,7 +66,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
         pages.num_pages,
         logits_processors=processors,
         max_row_tokens=1 if yields is None else YIELDS_ROW_TOKENS,
-        max_constrained_row_tokens=FORCED_ROW_TOKENS,
+        max_constrained_row_tokens=MAX_CONSTRAINED_ROW_TOKENS,
         model_path=config.model,
     )
 
