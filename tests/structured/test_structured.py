@@ -98,7 +98,9 @@ def test_answers_that_end_are_valid(llm: LLM, compiled: Compiled, temperature: f
     cases = [case for case in all_cases() if case.name in compiled][::STEP]
     free = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, seed=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # patterns of others, in `jsonschema`
+        # Patterns of others, in `jsonschema`.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         answers = [answer(llm, case, free.clone(structured_outputs=asked(case))) for case in cases]
         judge("constrained", cases, answers, compiled)
         schemas = [case for case in cases if case.schema is not None]
