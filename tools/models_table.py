@@ -53,12 +53,13 @@ not load the weights of the other parts, and refuses requests with images.
 - A test compares the logits and greedy tokens of tiny random models with those of transformers. Old and new
   checkpoints of one architecture may have different names for the same tensors. The test covers both kinds of names.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
-- Language models without an entry in the table of [architectures](#architectures) run in the [Transformers
-  backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
+- The text part of a multimodal model may have an architecture that is missing in the table of
+  [architectures](#architectures). Such a text part runs in the [Transformers backend](#other-architectures). Examples are
+  `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
-Quire refuses a GGUF file in these cases. The error names the cause:
+The error names the cause if Quire refuses a GGUF file. Quire refuses a file in these cases:
 - The file's architecture is not in the table of [architectures](#architectures).
 - The file has a metadata key for its architecture, and Quire does not support this key or its value.
 - Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). In this case, set `--tokenizer` to a folder
