@@ -6,6 +6,8 @@ QUIRE_STRUCTURED_STEP (1) takes every so manieth case; QUIRE_STRUCTURED_TOKENS (
 from __future__ import annotations
 
 import asyncio
+import datetime
+import functools
 import json
 import os
 import re
@@ -147,6 +149,20 @@ def judge(
     assert not expect or (not wrong and counts["valid"] > 0)
 
 
+@functools.cache
+def _format_checker() -> jsonschema.FormatChecker:
+    """Formats as of draft 2020-12. The checker of all drafts takes `time` from draft 3, which allows neither fractions
+    of a second nor an offset; that of 2020-12 has none, unless further packages are installed."""
+    checker = jsonschema.FormatChecker()
+    checker.checkers = {**jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers}
+
+    @checker.checks("time", raises=ValueError)
+    def is_time(value: object) -> bool:
+        return not isinstance(value, str) or bool(datetime.time.fromisoformat(value.replace(":60", ":59")).tzinfo)
+
+    return checker
+
+
 def fault_of(case: Case, text: str) -> str:
     """Why an answer is invalid; empty where it is valid. Grammars are not checked."""
     if case.kind == "regex":
@@ -158,7 +174,7 @@ def fault_of(case: Case, text: str) -> str:
         return ""
     try:
         value: Any = json.loads(text)
-        jsonschema.validate(value, case.schema, format_checker=jsonschema.FormatChecker())
+        jsonschema.validate(value, case.schema, format_checker=_format_checker())
     except (ValueError, jsonschema.ValidationError) as error:
         return str(error).splitlines()[0]
     return ""
