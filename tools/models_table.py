@@ -54,8 +54,8 @@ not load the weights of the other parts, and refuses requests with images.
   checkpoints of one architecture may have different names for the same tensors. The test covers both kinds of names.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
 - The text part of a multimodal model may have an architecture that is missing in the table of
-  [architectures](#architectures). Such a text part runs in the [Transformers backend](#other-architectures). Examples are
-  `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
+  [architectures](#architectures). Such a text part runs in the [Transformers backend](#other-architectures). Examples
+  are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 

@@ -73,7 +73,8 @@ class StackState:
 
     @classmethod
     def from_json(cls, text: str) -> StackState:
-        """Decode a state. Raises ValueError, KeyError or TypeError if the text is not a valid state."""
+        """Decode a state. Raises ValueError, KeyError, TypeError or AttributeError if the text is no JSON or lacks the
+        form of a state. The types of values are not checked."""
         values = json.loads(text)
         values["supervisor"] = ProcessId(**values["supervisor"])
         values["services"] = {name: ServiceState(**service) for name, service in values["services"].items()}

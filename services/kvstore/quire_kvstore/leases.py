@@ -123,8 +123,8 @@ class LeaseTable(Generic[H]):
         return lease
 
     def expire(self) -> list[Lease[H]]:
-        """Remove and return all leases whose deadline has passed, the earliest deadline first. Giving up what they hold
-        is left to the caller."""
+        """Remove and return all leases whose deadline has passed, in no certain order. Giving up what they hold is left
+        to the caller."""
         now, expired = self._clock(), []
         while self._by_deadline and self._by_deadline[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._by_deadline)[1])

@@ -92,9 +92,9 @@ class Replica:
         return len(self.session.sequences)
 
     def can_take(self, sequence: SequenceState) -> bool:
-        """Whether the sequence could run at this replica now: the replica accepts, has the sequence's model, and can
-        apply its constraint. A sequence that has tokens needs exactly the weights that made them, and room for its
-        greatest length."""
+        """Whether the sequence could run at this replica now: the replica accepts, has a model of the sequence's name,
+        and can apply its constraint. If an engine has run the sequence and it has tokens, the replica needs instead the
+        weights that made them, under any name, and room for its greatest length."""
         model = self.model
         if model is None or not self.accepts:
             return False

@@ -110,7 +110,8 @@ def client_gone() -> Aborted:
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
     """Parse a body that orjson has refused with `error`. NaN and Infinity are accepted. Any other fault raises
-    InvalidArgument, which says where in the body it is. Raises MemoryError if memory ran out in orjson."""
+    InvalidArgument with the place that orjson refused first, which may be a NaN before the fault. Raises MemoryError if
+    memory ran out in orjson."""
     if error.msg.startswith("Not enough memory"):
         raise MemoryError from error
     try:

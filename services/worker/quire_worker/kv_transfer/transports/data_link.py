@@ -129,7 +129,8 @@ class Exchange:
         self._left_s -= time.monotonic() - started
 
     def _refused(self, frame: ReceivedFrame) -> NoReturn:
-        """Receive the code of a refusal, which is the frame's payload, and raise NotFound with it."""
+        """Receive the code of a refusal, which is the frame's payload, and raise NotFound with it. The connection's own
+        time limit applies, not the exchange's."""
         code = bytearray(frame.head.length)
         if code:
             self.connection.receive_payload(frame, self.seals, memoryview(code))
