@@ -56,9 +56,10 @@ class Put:
         return offset == 0 and index in self.busy
 
     def begin(self, index: int, offset: int, size: int) -> int:
-        """Mark the page as being written, and return the place in memory for `size` bytes at `offset` of the framed
-        page. Parts come in order; offset 0 starts the page again. Until `end`, none of the page counts as received.
-        Raises InvalidArgument if the page is not wanted or has a writer, or the part is out of order or too long."""
+        """Mark the page as being written, and return the offset in the store's memory for `size` bytes at `offset` of
+        the framed page. Parts come in order; offset 0 starts the page again. Until `end`, none of the page counts as
+        received. Raises InvalidArgument if the page is not wanted or has a writer, or the part is out of order or too
+        long."""
         if index not in self.offsets:
             raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
         if index in self.busy:

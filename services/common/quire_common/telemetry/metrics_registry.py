@@ -54,7 +54,7 @@ class MetricsRegistry(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family of metrics, with the label `model_name` where `name_model` asks for it, and after it its
-        aliases with the same numbers."""
+        aliases. An alias has the same numbers under other names, summed over the labels that it removes."""
         models, aliases = self._models, self._aliases
         for family in super().collect():
             model = next((name for prefix, name in models.items() if family.name.startswith(prefix)), None)

@@ -69,9 +69,9 @@ class PlacementService:
         await self._watchers.close()
 
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
-        """Record the number under which the directory has an instance's pages now (-1: none). For a scheduler, also
-        write it to its row of the replica table. For a kvstore, record the life (boot id) of which the directory has
-        every page (0: some are missing)."""
+        """Record the number under which the directory has an instance's pages now (-1: none); called when its number or
+        life changes. For a scheduler, also write the number to its row of the replica table. For a kvstore, record the
+        life (boot id) of which the directory has every page; 0 (some are missing) removes the record."""
         self._holders.pop((service, instance), None)
         if number >= 0:
             self._holders[service, instance] = number
