@@ -118,7 +118,8 @@ class SamplingParams:
     """Immutable; `clone(temperature=0)` gives a changed copy."""
 
     n: int = 1
-    # So many answers are sampled. The n likeliest by mean logprob per token are returned, likeliest first; None: n.
+    # The number of answers that are sampled; None: n. The n likeliest by mean logprob per token are returned, in this
+    # order.
     best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -150,7 +150,7 @@ class Scenario:
     row_tokens: int = 1
     """The most tokens that a decode row may sample in one step."""
     constrained_row_tokens: int = 1
-    """The same for a row whose sequence has a grammar: its drafts are forced tokens."""
+    """The limit of a row whose sequence has a grammar: its drafts are forced tokens."""
     odds: Odds = ONE_EACH
     """Chances of rows that are held, and of drafts that are wrong."""
     matcher: MatcherWeather | None = None

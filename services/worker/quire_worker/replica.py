@@ -70,7 +70,7 @@ class ServedModel:
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step."""
     max_constrained_row_tokens: int = 1
-    """The same for a sequence with a grammar, whose drafts are forced tokens."""
+    """The limit of a row whose sequence has a grammar: its drafts are forced tokens."""
     model_path: str = ""
     """The path from which the matcher reads the model's tokens, if its capabilities have structured output."""
 

@@ -104,7 +104,7 @@ class WorkerHello:
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step."""
     max_constrained_row_tokens: int = 1
-    """The same for a sequence with a grammar, whose drafts are forced tokens."""
+    """The limit of a row whose sequence has a grammar: its drafts are forced tokens."""
     host: bytes = b""
     """Equal where workers reach each other's memory; empty: nobody's neighbour."""
 

@@ -35,7 +35,7 @@ class EngineSpec:
     max_row_tokens: int = 1
     """The most tokens that a decode row may sample in one step: 1 + the number of drafts."""
     max_constrained_row_tokens: int = 1
-    """The same for a sequence with a grammar, whose drafts are forced tokens."""
+    """The limit of a row whose sequence has a grammar: its drafts are forced tokens."""
     step_timeout_s: float = STEP_TIMEOUT_S
     """A step that takes longer hangs: its device is given up."""
     masks: MaskRing | None = None

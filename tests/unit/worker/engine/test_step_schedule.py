@@ -68,7 +68,7 @@ def test_prefill_goes_in_the_schedulers_order_then_by_key() -> None:
 
 
 def with_drafts(slots: SlotView, *most: int) -> SlotView:
-    """The same slots, whose rows may have so many drafts."""
+    """Return the slots with these most drafts of their rows."""
     return dataclasses.replace(slots, most_drafts=np.array(most, np.int32))
 
 
