@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quire_common.credit import Finish, Start
+from quire_common.credit import Start
 from quire_common.sequence import Sampling
 from quire_common.structured.constraint import Constraint
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.matcher.step_masks import ForcedTokens
-from quire_worker.paced.answer import paced_tokens
-from quire_worker.paced.facts import PacedFacts
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
-from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher, letter_backend, masks_after
+from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher, letter_backend
+from tests.unit.worker.matcher.test_constrained_rows import alone
 
 if TYPE_CHECKING:
     from quire_common.credit import StepTiming
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 VOCAB, EOS, PAGE, ROW_TOKENS = 60, (1, 2), 4, 4
 BACKEND = letter_backend(VOCAB, EOS)
-FACTS = PacedFacts(VOCAB, EOS, 64)
 # Like the names and values of a JSON object: long forced texts, and choices between them.
 TEXT = 'start: "NAME" /[A-D]/ "VALUE" /[0-9]{1,3}/ "END"'
 PROMPT = [5, 6, 7]
@@ -78,13 +76,6 @@ def start(slot: int, text: str = TEXT, *, logprobs: int = -1, **more: Any) -> St
     made = a_start(slot, PROMPT, pages, sampling=sampling, **({"max_tokens": 30} | more))
     constraint = Constraint.of(text) if text else None
     return replace(made, sequence=replace(made.sequence, constraint=constraint))
-
-
-def alone(made: Start) -> tuple[list[int], Finish]:
-    sequence = made.sequence
-    grammar = masks_after(BACKEND, sequence.constraint.text) if sequence.constraint else None
-    answer = paced_tokens(PROMPT, sequence.stop, sequence.sampling, facts=FACTS, grammar=grammar)
-    return answer.tokens, answer.finish
 
 
 def assert_answered(bench: Bench, starts: list[Start]) -> None:
