@@ -41,7 +41,7 @@ class EngineSpec:
     masks: MaskRing | None = None
     """Memory in which the matcher leaves masks, for devices that read them. None: no sequence has a grammar."""
 
-    @property
+    @cached_property
     def has_drafts(self) -> bool:
         """Whether a row may have drafts."""
         return max(self.max_row_tokens, self.max_constrained_row_tokens) > 1
