@@ -123,7 +123,7 @@ class StateDirectory:
         """Read the state file. Returns None if there is no such file, or if it is not a valid state."""
         try:
             return StackState.from_json(self.state_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, state: StackState) -> None:

@@ -15,6 +15,8 @@ from quire.local.ports import HeldPorts, free_ports, is_free
 from quire.local.spec import SERVICES, StackSpec, replica_of
 from quire.local.state import ServiceState, StackState, StateDirectory, list_names
 
+SERVICES_LIST = '{"supervisor": {"pid": 1, "start_time": 1}, "services": []}'
+
 
 def test_a_state_survives_its_file(tmp_path: Path) -> None:
     directory = StateDirectory("one", tmp_path)
@@ -28,7 +30,7 @@ def test_a_state_survives_its_file(tmp_path: Path) -> None:
     assert directory.path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', "\x00"], ids=repr)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', "\x00", SERVICES_LIST], ids=repr)
 def test_a_state_file_that_is_none(tmp_path: Path, text: str) -> None:
     directory = StateDirectory("one", tmp_path)
     directory.create()
