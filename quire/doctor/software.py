@@ -114,7 +114,7 @@ def check_model(folder: str) -> Finding:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         architecture = config["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, LookupError, TypeError):
         return failed("model", f"{folder}/config.json names no architecture", "Take the folder as it was published.")
     size = sum(file.stat().st_size for file in weights)
     return ok("model", f"{architecture}, {size / 1e9:.2f} GB of weights")

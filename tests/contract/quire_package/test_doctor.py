@@ -93,7 +93,9 @@ def test_doctor_checks_model_folders(tmp_path: Path) -> None:
     assert lacking.state == "failed" and "config.json, tokenizer.json, *.safetensors" in lacking.found
     for name in ("config.json", "tokenizer.json", "a.safetensors"):
         (tmp_path / name).write_text("{}")
-    assert "no architecture" in check_model(str(tmp_path)).found
+    for config in ("{}", '{"architectures": null}', '{"architectures": []}', "[]", "null", "{"):
+        (tmp_path / "config.json").write_text(config)
+        assert "no architecture" in check_model(str(tmp_path)).found
 
 
 def test_doctor_compares_the_library_of_grammars_with_what_services_need(monkeypatch: pytest.MonkeyPatch) -> None:
