@@ -34,15 +34,17 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_redis(address: str) -> Finding:
-    """Check a Redis at `address`: host:port, or a URL, whose password is not shown. Failed: a port that is no number,
+    """Check a Redis at `address`: host:port, or a URL, whose password is not shown. Failed: no valid host or port,
     another scheme than redis or rediss, no connection or answer within 3 s, an error as answer (a wrong password, for
     one), or a version below 6. Warnings: it wants a password, or takes more than 50 ms from the connection to the
     answer. Otherwise ok, with version and time."""
-    url = urlsplit(address if "://" in address else f"redis://{address}")
     try:
+        url = urlsplit(address if "://" in address else f"redis://{address}")
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT
+        # As the resolver will encode the name. UnicodeError, a ValueError: a part of the name is empty or too long.
+        host.encode("idna")
     except ValueError:
-        return failed("redis", "the port of its address is no number", f"Give host:port, or {_REDIS_URL}.")
+        return failed("redis", "its address has no valid host and port", f"Give host:port, or {_REDIS_URL}.")
     if url.scheme not in ("redis", "rediss"):
         return failed("redis", f"{url.scheme} is none of its schemes", f"Give host:port, or {_REDIS_URL}.")
     shown, began = f"{host}:{port}", time.perf_counter()
