@@ -17,6 +17,22 @@ from tests.fakes.scheduler.scheduler_stack import Router, Stack, stack
 from tests.fakes.worker.fake_worker import undisturbed
 
 
+async def assert_serves(s: Stack) -> None:
+    await s.until(lambda: s.core is not None)
+    router = Router(s)
+    await router.open()
+    await router.submit({1: a_sequence(4, 4)})
+    await router.done(1)
+    assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
+
+
+def assert_logged_silence(caplog: pytest.LogCaptureFixture, s: Stack, lacks: str) -> None:
+    line = next(record for record in caplog.records if record.getMessage() == "the worker does not answer")
+    fields = line.fields  # type: ignore[attr-defined]  # set by quire_common.telemetry.logs
+    assert fields["worker"] == s.worker.address
+    assert lacks in fields["error"] and "restart the worker" in fields["fix"]
+
+
 async def first_lost_next_served(s: Stack, router: Router) -> None:
     await router.submit({1: a_sequence(4, 4)})
     await router.done(1)
@@ -65,17 +81,28 @@ async def test_worker_that_sends_no_hello_is_asked_again(caplog: pytest.LogCaptu
     async with stack(ready=False, prepare=lambda w: w.greets.clear(), worker_timeout_s=0.3) as s:
         await s.until(lambda: s.worker.ungreeted >= 2)
         assert s.core is None and "it took the stream, but sent no hello in 0.9 s" in s.engine.detail
-        line = next(record for record in caplog.records if record.getMessage() == "the worker does not answer")
-        fields = line.fields  # type: ignore[attr-defined]  # set by quire_common.telemetry.logs
-        assert fields["worker"] == s.worker.address
-        assert "no hello in 0.9 s" in fields["error"] and "restart the worker" in fields["fix"]
+        assert_logged_silence(caplog, s, "no hello in 0.9 s")
         s.worker.greets.set()
+        await assert_serves(s)
+
+
+async def test_worker_that_sends_no_loading_progress_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with stack(ready=False, prepare=lambda w: w.tells_progress.clear(), worker_timeout_s=0.3) as s:
+        await s.until(lambda: s.worker.untold >= 2)
+        assert s.core is None and "it took the stream, but sent no loading progress in 0.9 s" in s.engine.detail
+        assert_logged_silence(caplog, s, "no loading progress in 0.9 s")
+        s.worker.tells_progress.set()
+        await assert_serves(s)
+
+
+async def test_load_that_is_silent_between_two_messages_goes_on() -> None:
+    """A shard of weights may take longer than a step."""
+    async with stack(ready=False, prepare=lambda w: w.may_load.clear(), worker_timeout_s=0.1) as s:
+        await s.until(lambda: s.engine.phase == "loading" and "model.safetensors" in s.engine.detail)
+        await asyncio.sleep(0.5)
+        assert "model.safetensors" in s.engine.detail
+        s.worker.may_load.set()
         await s.until(lambda: s.core is not None)
-        router = Router(s)
-        await router.open()
-        await router.submit({1: a_sequence(4, 4)})
-        await router.done(1)
-        assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
 
 
 async def test_a_report_that_answers_no_grant_does_not_hide_a_hang() -> None:

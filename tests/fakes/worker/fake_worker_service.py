@@ -49,6 +49,11 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.extra: list[Report] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
+        # Cleared: Load sends nothing.
+        self.tells_progress = asyncio.Event()
+        self.tells_progress.set()
+        # Load calls that waited for `tells_progress`, and have ended.
+        self.untold = 0
         # Cleared: GetStatus waits.
         self.may_tell = asyncio.Event()
         self.may_tell.set()
@@ -76,6 +81,11 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
             await self._server.stop(None)
 
     async def Load(self, request: worker_pb2.LoadRequest, context: Any) -> AsyncIterator[worker_pb2.LoadProgress]:
+        if not self.tells_progress.is_set():
+            try:
+                await self.tells_progress.wait()
+            finally:
+                self.untold += 1
         yield worker_pb2.LoadProgress(phase="weights", done_bytes=1, total_bytes=4, detail="model.safetensors")
         await self.may_load.wait()
         if self.load_error is not None:

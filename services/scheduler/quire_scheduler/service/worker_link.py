@@ -2,8 +2,8 @@
 Reports to the engine and sends the engine's Grants.
 
 The worker counts as lost if the stream breaks, if its frames cannot be understood, if it is silent, if it sends no
-hello in time, or if it makes no progress in time. Then its requests fail, and the link connects again, with a backoff,
-for a new epoch. Frames of another epoch are dropped.
+first frame of Load or Run in time, or if it makes no progress in time. Then its requests fail, and the link connects
+again, with a backoff, for a new epoch. Frames of another epoch are dropped.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
 _FREE_POLL_S, _STATUS_S = 1.0, 5.0
-# The worker's hello may take this multiple of --worker-timeout-s. The hello waits for the end of a step that an earlier
-# scheduler started, and this step may itself take --worker-timeout-s.
-_HELLO_TIMEOUTS = 3
+# The worker's first frame of a stream may take this multiple of --worker-timeout-s. The hello waits for the end of a
+# step that an earlier scheduler started, and this step may itself take --worker-timeout-s.
+_FIRST_FRAME_TIMEOUTS = 3
 # The error code of a worker that another scheduler has taken over.
 _REPLACED = "SCHEDULER_REPLACED"
 # If the watchdog wakes this much too late, the process did not run and received nothing meanwhile.
@@ -113,16 +113,23 @@ class WorkerLink:
 
     async def _follow_load(self) -> None:
         """Pass the worker's loading progress to the engine, and return when its model is ready. Raises the error by
-        which loading fails, or Unavailable if the worker stops loading."""
+        which loading fails, or Unavailable if the worker stops loading, or sends nothing in time. Only the first
+        message has a time limit: the worker sends it at once, but parts of a load may take long."""
         loaded = False
-        async for progress in self._stub.Load(worker_pb2.LoadRequest()):
-            if progress.HasField("error"):
-                error = from_message(progress.error)
-                self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
-                raise error
-            done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
-            self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
-            loaded = progress.phase == "ready" or progress.HasField("model")
+        call = self._stub.Load(worker_pb2.LoadRequest())
+        try:
+            progress = await self._read_first(call, "loading progress")
+            while progress is not grpc.aio.EOF:
+                if progress.HasField("error"):
+                    error = from_message(progress.error)
+                    self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
+                    raise error
+                done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+                self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
+                loaded = progress.phase == "ready" or progress.HasField("model")
+                progress = await call.read()
+        finally:
+            call.cancel()
         if not loaded:
             raise _lost("it stopped loading")
 
@@ -172,18 +179,23 @@ class WorkerLink:
             call.cancel()
             out.put_nowait(None)
 
-    async def _read_hello(self, call: Any) -> WorkerHello:
-        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends, or
-        if the worker sends nothing in time; the last is logged."""
-        limit_s = _HELLO_TIMEOUTS * self._timeouts_s[1]
+    async def _read_first(self, call: Any, expected: str) -> Any:
+        """Wait for the first frame of a stream, and return it, or EOF. If the worker sends nothing in time, logs that
+        it does not send what is `expected`, and raises Unavailable."""
+        limit_s = _FIRST_FRAME_TIMEOUTS * self._timeouts_s[1]
         try:
             async with asyncio.timeout(limit_s):
-                first = await call.read()
+                return await call.read()
         except TimeoutError:
-            lost = _lost(f"it took the stream, but sent no hello in {limit_s:g} s")
+            lost = _lost(f"it took the stream, but sent no {expected} in {limit_s:g} s")
             fix = "The scheduler connects again. If this line comes again, see the worker's log and restart the worker."
             log.error("the worker does not answer", worker=self._address, error=lost.message, fix=fix)
             raise lost from None
+
+    async def _read_hello(self, call: Any) -> WorkerHello:
+        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends, or
+        if the worker sends nothing in time; the last is logged."""
+        first = await self._read_first(call, "hello")
         if first is grpc.aio.EOF or not first.HasField("hello"):
             raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
         return worker_hello_from_pb(first.hello)
