@@ -149,6 +149,24 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["leaving", "drained", "closed"]
 
 
+def test_registry_that_does_not_answer_a_withdrawal_does_not_end_the_drain(tmp_path: Path) -> None:
+    late = """
+from quire_common.serving import server
+def late(self): raise TimeoutError
+server.ThreadAnnouncement.close = late
+sys.exit("""
+    address = f"127.0.0.1:{free_port()}"
+    process = start(tmp_path, "sync", "--listen", address, edit=lambda text: text.replace("sys.exit(", late))
+    try:
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    assert "start failed" not in err and "registration was not withdrawn" in err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_tells_liveness_from_readiness(tmp_path: Path, kind: str) -> None:
     address, go = f"127.0.0.1:{free_port()}", tmp_path / "go"

@@ -326,7 +326,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         log.info("stopping")
         checker.leave()
         if not starting.is_alive():
-            announcement.close()
+            _withdraw(announcement)
         if not starting.is_alive() and not failures:
             bound.leave()
             _wait_signal(hurried, config.drain_delay_s)
@@ -356,6 +356,15 @@ def _wait_signal(event: threading.Event, limit_s: float = math.inf) -> None:
     # A long wait() would keep the main thread from running signal handlers on some platforms.
     while (left_s := deadline - time.monotonic()) > 0 and not event.wait(min(left_s, _SIGNAL_POLL_S)):
         pass
+
+
+def _withdraw(announcement: contextlib.ExitStack) -> None:
+    """Withdraw the announcement, if there is one. If the registry does not answer in time, that is logged, and the
+    service drains all the same."""
+    try:
+        announcement.close()
+    except TimeoutError:
+        log.warning("the registration was not withdrawn in time", fix="See the registry. The registration expires.")
 
 
 def _start_sync(
