@@ -18,6 +18,9 @@ class _Nobody:
     def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
         """The test knows."""
 
+    def count_forced_tokens(self, count: int) -> None:
+        """Nobody counts."""
+
 
 class RingRow(RowConstraint):
     """Has a mask slot of its own."""

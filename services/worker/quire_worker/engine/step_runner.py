@@ -153,7 +153,7 @@ def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     by_source: dict[MaskSource, list[tuple[RowConstraint, list[int]]]] = {}
     for constraint, tokens, finish in columns:
         if finish:
-            constraint.finish()
+            constraint.finish([token for token in tokens if token >= 0])
         elif tokens[0] >= 0:
             if tokens[-1] < 0:
                 tokens = [token for token in tokens if token >= 0]

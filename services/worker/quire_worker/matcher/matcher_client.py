@@ -242,6 +242,10 @@ class MatcherClient:
                     self._sampled += (constraint.mask_slot, constraint.generation, position + nth, token)
             self._flush_locked()
 
+    def count_forced_tokens(self, count: int) -> None:
+        """See MaskSource."""
+        self._metrics.count_forced_tokens(count)
+
     def hold(self, constraint: RowConstraint) -> None:
         """Mark a sequence as not ready, since a step found its mask missing, and ask the process to say when the mask
         is there. If a step in flight has sampled that token meanwhile, the process answers at once. Only counts the row

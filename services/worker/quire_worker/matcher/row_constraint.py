@@ -30,6 +30,9 @@ class MaskSource(Protocol):
         """Append the tokens that sequences have sampled and keep to their outputs, and send them to the process. Called
         once per step."""
 
+    def count_forced_tokens(self, count: int) -> None:
+        """Count forced tokens that are not sent, since their sequence ends with them."""
+
 
 class RowConstraint:
     """`mask_at` and `finish` belong to the device's thread. MatcherClient alone calls the other methods: `append` on
@@ -68,10 +71,12 @@ class RowConstraint:
         """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
         return None if self._is_finished else self.mask_source.mask_at(self, position)
 
-    def finish(self) -> None:
-        """Note that the device has sampled the last token of the sequence. Steps in flight may still have a row of the
-        sequence. These steps find no mask, even if the ring has lookahead masks."""
+    def finish(self, tokens: Many[int] = ()) -> None:
+        """Note that the device has sampled the last `tokens` of the sequence. Steps in flight may still have a row of
+        the sequence. These steps find no mask, even if the ring has lookahead masks."""
         self._is_finished = True
+        if len(tokens) > 1:
+            self.mask_source.count_forced_tokens(len(tokens) - 1)
 
     def append(self, tokens: Many[int]) -> int:
         """Append sampled tokens to the output; returns the position of the first."""

@@ -11,6 +11,7 @@ import pytest
 from quire_common.credit import Start
 from quire_common.sequence import Sampling
 from quire_common.structured.constraint import Constraint
+from quire_common.telemetry import metrics
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.matcher.step_masks import ForcedTokens
@@ -188,3 +189,16 @@ def test_size_of_a_step_counts_the_rows_that_the_device_ran() -> None:
     bench.grant(start(0, 'start: "ABCDEFG"'))
     bench.run()
     assert [(size.tokens, size.sampled) for size in bench.observed.sizes] == [(3, 1), (4, 4), (3, 3)]
+
+
+def test_forced_tokens_of_the_last_step_are_counted() -> None:
+    """The steps of A, BCDE, and FG with the end: B to D, F and G were drafts."""
+
+    def counted() -> float:
+        return metrics.registry.get_sample_value("quire_worker_forced_tokens_total") or 0.0
+
+    before = counted()
+    bench = Bench()
+    bench.grant(start(0, 'start: "ABCDEFG"'))
+    bench.run()
+    assert counted() - before == 5
