@@ -12,7 +12,7 @@ from quire_common.credit import Epoch, Report
 from quire_common.errors import Internal
 from quire_scheduler.service.liveness_monitor import LivenessMonitor
 from tests.fakes.scheduler.scheduler_rig import a_sequence
-from tests.fakes.scheduler.scheduler_stack import Router, scheduler_of, stack
+from tests.fakes.scheduler.scheduler_stack import Router, assert_serves, scheduler_of, stack
 from tests.fakes.worker.fake_worker import undisturbed
 
 # What is noticed, or said, after a second or less; else it never is.
@@ -167,12 +167,7 @@ async def test_scheduler_returns_when_its_successor_left_at_once() -> None:
             assert old.core is None and "SCHEDULER_REPLACED" in old.engine.detail
         await old.until(lambda: not old.worker.attached)
         old.worker.may_tell.set()
-        await old.until(lambda: old.core is not None)
-        router = Router(old)
-        await router.open()
-        await router.submit({1: a_sequence(4, 4)})
-        await router.done(1)
-        assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
+        await assert_serves(old)
 
 
 async def test_scheduler_stands_aside_while_the_workers_epoch_changes() -> None:

@@ -13,17 +13,8 @@ from quire_common.errors import QuireError
 from quire_scheduler.service import worker_link
 from tests.fakes.call_writers import call_writers
 from tests.fakes.scheduler.scheduler_rig import a_sequence
-from tests.fakes.scheduler.scheduler_stack import Router, Stack, stack
+from tests.fakes.scheduler.scheduler_stack import Router, Stack, assert_serves, stack
 from tests.fakes.worker.fake_worker import undisturbed
-
-
-async def assert_serves(s: Stack) -> None:
-    await s.until(lambda: s.core is not None)
-    router = Router(s)
-    await router.open()
-    await router.submit({1: a_sequence(4, 4)})
-    await router.done(1)
-    assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
 
 
 def assert_logged_silence(caplog: pytest.LogCaptureFixture, s: Stack, lacks: str) -> None:

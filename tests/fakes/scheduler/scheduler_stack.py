@@ -21,7 +21,8 @@ from quire_common.transport import SERVER_OPTIONS
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.server import SchedulerService
 from tests.fakes.router.fake_pages import FakePages
-from tests.fakes.worker.fake_worker import make_hello, with_address
+from tests.fakes.scheduler.scheduler_rig import a_sequence
+from tests.fakes.worker.fake_worker import make_hello, undisturbed, with_address
 from tests.fakes.worker.fake_worker_service import FakeWorkerService
 
 LIMIT_S = 60.0
@@ -257,3 +258,12 @@ async def kvstore() -> AsyncIterator[tuple[FakeKvStore, str]]:
         yield store, f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+async def assert_serves(s: Stack) -> None:
+    await s.until(lambda: s.core is not None)
+    router = Router(s)
+    await router.open()
+    await router.submit({1: a_sequence(4, 4)})
+    await router.done(1)
+    assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,10 +40,10 @@ class Bench(EngineBench):
         self.engine = Engine(SPEC, self.device, depth=depth, matcher=matcher.client)
 
 
-def start(slot: int, text: str = TEXT, seed: int = 0, *, min_tokens: int = 0, max_tokens: int = 30) -> Start:
+def start(slot: int, text: str = TEXT, seed: int = 0, *, logprobs: int = -1, **more: Any) -> Start:
     pages = list(range(1 + 10 * slot, 11 + 10 * slot))
-    sampling = Sampling(temperature=1.0, seed=seed)
-    made = a_start(slot, PROMPT, pages, max_tokens=max_tokens, min_tokens=min_tokens, sampling=sampling)
+    sampling = Sampling(temperature=1.0, seed=seed, logprobs=logprobs)
+    made = a_start(slot, PROMPT, pages, sampling=sampling, **({"max_tokens": 30} | more))
     constraint = Constraint.of(text) if text else None
     return replace(made, sequence=replace(made.sequence, constraint=constraint))
 

@@ -213,23 +213,25 @@ def test_sequence_with_a_slow_lookahead_mask_goes_to_the_slow_thread(
     assert len(backend.grammars[0].consumed) == consumed
 
 
-def test_sequence_whose_first_mask_is_slow_has_no_lookahead_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def matcher_with_a_slow_first_mask(monkeypatch: pytest.MonkeyPatch) -> tuple[Matcher, MaskRing]:
+    """The matcher has opened one sequence."""
     clock = CountingClock()
     monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
     ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
     matcher = a_matcher(ring, LettersBackend(clock, {0: 2 * SLOW_NS}))
     open_sequence(matcher)
+    return matcher, ring
+
+
+def test_sequence_whose_first_mask_is_slow_has_no_lookahead_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, ring = matcher_with_a_slow_first_mask(monkeypatch)
     assert matcher._sequences[0].thread is MatcherThread.SLOW
     assert [mask is not None for mask in masks_from(ring, 10, 3)] == [True, False, False]
 
 
 def test_quick_thread_does_not_touch_the_grammar_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other thread may be changing the grammar at this moment."""
-    clock = CountingClock()
-    monkeypatch.setattr("quire_worker.matcher.matcher.time.thread_time_ns", clock)
-    ring = MaskRing.create(1, 2 * ROW_TOKENS, VOCAB)
-    matcher = a_matcher(ring, LettersBackend(clock, {0: 2 * SLOW_NS}))
-    open_sequence(matcher)
+    matcher, ring = matcher_with_a_slow_first_mask(monkeypatch)
     touched: list[LookaheadGrammar] = []
     monkeypatch.setattr(LookaheadGrammar, "can_look_ahead", property(touched.append))
     add_tokens(matcher, 10, {0: [0]})

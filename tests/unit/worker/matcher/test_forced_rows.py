@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quire_common.credit import Start
-from quire_common.sequence import Sampling
-from quire_common.structured.constraint import Constraint
 from quire_common.telemetry import metrics
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.matcher.step_masks import ForcedTokens
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
-from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
+from tests.fakes.worker.engine_bench import EngineBench, small_spec
 from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher, letter_backend
-from tests.unit.worker.matcher.test_constrained_rows import alone
+from tests.unit.worker.matcher.test_constrained_rows import PROMPT, alone
+from tests.unit.worker.matcher.test_constrained_rows import start as constrained_start
 
 if TYPE_CHECKING:
-    from quire_common.credit import StepTiming
+    from quire_common.credit import Start, StepTiming
     from quire_worker.matcher.guidance_backend import GuidanceBackend
     from quire_worker.step import StepSize
 
@@ -30,7 +28,6 @@ VOCAB, EOS, PAGE, ROW_TOKENS = 60, (1, 2), 4, 4
 BACKEND = letter_backend(VOCAB, EOS)
 # Like the names and values of a JSON object: long forced texts, and choices between them.
 TEXT = 'start: "NAME" /[A-D]/ "VALUE" /[0-9]{1,3}/ "END"'
-PROMPT = [5, 6, 7]
 
 
 class StepSizes:
@@ -71,12 +68,8 @@ class Bench(EngineBench):
         return {count for report in self.told.reports for count in report.count.tolist()}
 
 
-def start(slot: int, text: str = TEXT, *, logprobs: int = -1, **more: Any) -> Start:
-    pages = list(range(1 + 10 * slot, 11 + 10 * slot))
-    sampling = Sampling(temperature=1.0, seed=slot, logprobs=logprobs)
-    made = a_start(slot, PROMPT, pages, sampling=sampling, **({"max_tokens": 30} | more))
-    constraint = Constraint.of(text) if text else None
-    return replace(made, sequence=replace(made.sequence, constraint=constraint))
+def start(slot: int, text: str = TEXT, **more: Any) -> Start:
+    return constrained_start(slot, text, slot, **more)
 
 
 def assert_answered(bench: Bench, starts: list[Start]) -> None:
