@@ -116,20 +116,19 @@ class WorkerLink:
         which loading fails, or Unavailable if the worker stops loading, or sends nothing in time. Only the first
         message has a time limit: the worker sends it at once, but parts of a load may take long."""
         loaded = False
+        # A read that is cancelled cancels the call. A call whose load failed is not cancelled: the worker ends when it
+        # knows that its error has been received.
         call = self._stub.Load(worker_pb2.LoadRequest())
-        try:
-            progress = await self._read_first(call, "loading progress")
-            while progress is not grpc.aio.EOF:
-                if progress.HasField("error"):
-                    error = from_message(progress.error)
-                    self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
-                    raise error
-                done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
-                self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
-                loaded = progress.phase == "ready" or progress.HasField("model")
-                progress = await call.read()
-        finally:
-            call.cancel()
+        progress = await self._read_first(call, "loading progress")
+        while progress is not grpc.aio.EOF:
+            if progress.HasField("error"):
+                error = from_message(progress.error)
+                self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
+                raise error
+            done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+            self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
+            loaded = progress.phase == "ready" or progress.HasField("model")
+            progress = await call.read()
         if not loaded:
             raise _lost("it stopped loading")
 
