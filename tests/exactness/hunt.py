@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache, partial
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tests.exactness.events import Events
@@ -61,6 +65,30 @@ def run_plainly(
         events.update(judge(subject, make(seed, subject.scale)))
         events["scenarios"] += 1
     return events
+
+
+def run_in_processes(
+    run: Callable[[S, Iterable[int]], Events], make_subject: Callable[[str], S], kind: str, count: int
+) -> Events:
+    """What happened in the scenarios from 0 to `count` - 1, which as many processes run as there are processors. Raises
+    the first Wrong. `run` and `make_subject` are functions of modules, or partial calls of such."""
+    make_subject(kind)  # a model that cannot be had skips the test here
+    processes = os.cpu_count() or 1
+    size = max(1, count // (8 * processes))
+    parts = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return sum(pool.map(partial(_run_part, run, make_subject, kind), parts), Events())
+
+
+def _run_part(
+    run: Callable[[S, Iterable[int]], Events], make_subject: Callable[[str], S], kind: str, seeds: range
+) -> Events:
+    return run(_subject_of_this_process(make_subject, kind), seeds)
+
+
+@cache
+def _subject_of_this_process(make_subject: Callable[[str], S], kind: str) -> S:
+    return make_subject(kind)
 
 
 def first_wrong(

@@ -6,10 +6,12 @@ a second replica that shares it, are answered to the last token and logprob as w
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.exactness.events import require_events, table
-from tests.exactness.hunt import first_wrong, require_noticed, run_scenarios
+from tests.exactness.events import Events, require_events, table
+from tests.exactness.hunt import first_wrong, require_noticed, run_in_processes, run_scenarios
 from tests.exactness.mutations import Mutation
 from tests.exactness.subject import PacedSubject
 from tests.exactness.subjects import make_subject
@@ -44,8 +46,10 @@ LEAST = {
 }
 
 
-def serve(kind: str, count: int) -> None:
-    events = run_scenarios(make_subject(kind), range(count), make_warm_scenario, judge_warm)
+run_warm = partial(run_scenarios, make=make_warm_scenario, judge=judge_warm)
+
+
+def report(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios with and without caches on the {kind} engine\n{table(events)}")
     # A model's scenarios are too few to have seen everything.
     if kind == "paced":
@@ -54,13 +58,13 @@ def serve(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_caches_change_no_token(kind: str) -> None:
-    serve(kind, QUICK[kind])
+    report(kind, QUICK[kind], run_warm(make_subject(kind), range(QUICK[kind])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
 def test_caches_change_no_token_at_length(kind: str) -> None:
-    serve(kind, FULL[kind])
+    report(kind, FULL[kind], run_in_processes(run_warm, make_subject, kind, FULL[kind]))
 
 
 @pytest.mark.parametrize("mutation", deep_after(3, CACHE_MUTATIONS), ids=lambda mutation: mutation.name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exactness.events import require_events, table
-from tests.exactness.hunt import run_scenarios
+from tests.exactness.events import Events, require_events, table
+from tests.exactness.hunt import run_in_processes, run_scenarios
 from tests.exactness.scenario import make_scenario
 from tests.exactness.subjects import make_subject
 
@@ -53,8 +53,7 @@ LEAST = {
 }
 
 
-def serve(kind: str, count: int) -> None:
-    events = run_scenarios(make_subject(kind), range(count))
+def report(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios on the {kind} engine\n{table(events)}")
     # A real model's scenarios are too few to have seen everything.
     if kind in LEAST:
@@ -63,13 +62,13 @@ def serve(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_free_running_matches_lockstep(kind: str) -> None:
-    serve(kind, QUICK[kind])
+    report(kind, QUICK[kind], run_scenarios(make_subject(kind), range(QUICK[kind])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
 def test_free_running_matches_lockstep_at_length(kind: str) -> None:
-    serve(kind, FULL[kind])
+    report(kind, FULL[kind], run_in_processes(run_scenarios, make_subject, kind, FULL[kind]))
 
 
 def test_seed_determines_the_scenario() -> None:

@@ -6,11 +6,13 @@ becomes of the matcher: in lockstep and free-running, under the same arrivals, a
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.exactness.events import require_events, table
+from tests.exactness.events import Events, require_events, table
 from tests.exactness.grammar_mutations import MUTATIONS
-from tests.exactness.hunt import require_noticed, run_plainly, run_scenarios
+from tests.exactness.hunt import require_noticed, run_in_processes, run_plainly, run_scenarios
 from tests.exactness.mutations import Mutation
 from tests.exactness.prefill_decode.pd_judge import judge_pd
 from tests.exactness.prefill_decode.pd_scenario import make_constrained_pd_scenario
@@ -42,37 +44,39 @@ MOST = 200
 ON_CPU = ("row_without_a_mask_is_not_held", "mask_of_another_slot", "lost_process_is_not_replayed")
 
 
-def serve(kind: str, count: int) -> None:
-    events = run_scenarios(make_subject(kind), range(count), make_constrained_scenario)
+run_constrained = partial(run_scenarios, make=make_constrained_scenario)
+run_constrained_apart = partial(run_plainly, make=make_constrained_pd_scenario, judge=judge_pd)
+
+
+def report(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios on the {kind} engine\n{table(events)}")
     require_events(events, count, LEAST[kind])
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_grammars_change_no_answer_but_their_own(kind: str) -> None:
-    serve(kind, QUICK[kind])
+    report(kind, QUICK[kind], run_constrained(make_subject(kind), range(QUICK[kind])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
 def test_grammars_change_no_answer_but_their_own_at_length(kind: str) -> None:
-    serve(kind, FULL[kind])
+    report(kind, FULL[kind], run_in_processes(run_constrained, make_subject, kind, FULL[kind]))
 
 
-def serve_split(kind: str, count: int) -> None:
-    events = run_plainly(PdSubjects(kind), range(count), make_constrained_pd_scenario, judge_pd)
+def report_apart(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios of prefill and decode apart on the {kind} engine\n{table(events)}")
     require_events(events, count, SPLIT)
 
 
 def test_grammars_go_on_where_decode_is_at_another_replica() -> None:
-    serve_split("paced", 10)
+    report_apart("paced", 10, run_constrained_apart(PdSubjects("paced"), range(10)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("paced", 200), ("cpu", 40)])
 def test_grammars_go_on_where_decode_is_at_another_replica_at_length(kind: str, count: int) -> None:
-    serve_split(kind, count)
+    report_apart(kind, count, run_in_processes(run_constrained_apart, PdSubjects, kind, count))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -7,10 +7,12 @@ pages that come late, in part or wrong, leases that end, workers that are lost, 
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.exactness.events import require_events, table
-from tests.exactness.hunt import require_noticed, run_plainly
+from tests.exactness.events import Events, require_events, table
+from tests.exactness.hunt import require_noticed, run_in_processes, run_plainly
 from tests.exactness.mutations import Mutation
 from tests.exactness.prefill_decode.pd_judge import judge_pd
 from tests.exactness.prefill_decode.pd_mutations import PD_MUTATIONS
@@ -45,18 +47,19 @@ LEAST = {
 }
 
 
-def serve(kind: str, count: int) -> int:
-    events = run_plainly(PdSubjects(kind), range(count), make_pd_scenario, judge_pd)
+run_apart = partial(run_plainly, make=make_pd_scenario, judge=judge_pd)
+
+
+def report(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios of prefill and decode apart on the {kind} engine\n{table(events)}")
     # A model's scenarios are too few to have seen everything.
     if kind == "paced":
         require_events(events, count, LEAST)
-    return events["requests"]
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_split_prefill_and_decode_change_no_token(kind: str) -> None:
-    serve(kind, QUICK[kind])
+    report(kind, QUICK[kind], run_apart(PdSubjects(kind), range(QUICK[kind])))
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -67,8 +70,9 @@ def test_seeds_that_failed_once_pass(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
 def test_split_prefill_and_decode_change_no_token_at_length(kind: str) -> None:
-    requests = serve(kind, FULL[kind])
-    assert kind != "cpu" or requests >= REQUESTS
+    events = run_in_processes(run_apart, PdSubjects, kind, FULL[kind])
+    report(kind, FULL[kind], events)
+    assert kind != "cpu" or events["requests"] >= REQUESTS
 
 
 @pytest.mark.parametrize("mutation", PD_MUTATIONS, ids=lambda mutation: mutation.name)

@@ -6,10 +6,12 @@ token, in lockstep and free-running, under the same arrivals, aborts, preemption
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.exactness.events import require_events, table
-from tests.exactness.hunt import require_noticed, run_scenarios
+from tests.exactness.events import Events, require_events, table
+from tests.exactness.hunt import require_noticed, run_in_processes, run_scenarios
 from tests.exactness.mutations import Mutation
 from tests.exactness.scenario import make_yield_scenario
 from tests.exactness.subject import PacedSubject
@@ -38,21 +40,23 @@ MOST = 200
 ON_CPU = ("drafts_kept_unseen", "held_rows_move_on", "drafts_past_the_credit")
 
 
-def serve(kind: str, count: int) -> None:
-    events = run_scenarios(make_subject(kind), range(count), make_yield_scenario)
+run_yields = partial(run_scenarios, make=make_yield_scenario)
+
+
+def report(kind: str, count: int, events: Events) -> None:
     print(f"\n{count} scenarios on the {kind} engine\n{table(events)}")
     require_events(events, count, LEAST[kind])
 
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_rows_of_any_number_of_tokens_change_no_answer(kind: str) -> None:
-    serve(kind, QUICK[kind])
+    report(kind, QUICK[kind], run_yields(make_subject(kind), range(QUICK[kind])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FULL)
 def test_rows_of_any_number_of_tokens_change_no_answer_at_length(kind: str) -> None:
-    serve(kind, FULL[kind])
+    report(kind, FULL[kind], run_in_processes(run_yields, make_subject, kind, FULL[kind]))
 
 
 @pytest.mark.parametrize("mutation", deep_after(4, MUTATIONS), ids=lambda mutation: mutation.name)
