@@ -50,8 +50,8 @@ class CircuitBreaker:
         return self._failures < self._max_failures
 
     def can_try(self) -> bool:
-        """Return whether a caller may try now: the breaker is closed, or the pause since the last failure or probe is
-        over."""
+        """Return whether a caller may try now: the breaker is closed, or the pause is over. The pause begins when the
+        breaker opens, and anew when a probe begins or fails."""
         return self.closed or self._clock() >= self._retry_at_s
 
     def begin_try(self) -> None:
@@ -81,7 +81,8 @@ class CircuitBreaker:
 
     def failed(self) -> bool:
         """Note that a try failed: `max_failures` in a row open the breaker for the pause, and a probe that fails
-        doubles the pause, up to its maximum. Returns whether the breaker was closed before."""
+        doubles the pause, up to its maximum, and begins it anew. While the breaker is open, another try that fails
+        prolongs nothing. Returns whether the breaker was closed before."""
         with self._lock:
             was_closed = self.closed
             self._failures += 1

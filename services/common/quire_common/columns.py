@@ -48,7 +48,8 @@ def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 
 
 def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    """The inverse of `unpack`; values that do not fit the type raise OverflowError."""
+    """The inverse of `unpack`. A Python integer that does not fit the type raises OverflowError; elements of an array
+    are converted without a check."""
     return np.asarray(values, dtype=dtype).tobytes() if len(values) else b""
 
 

@@ -121,7 +121,8 @@ def load_config(
     cls: type[C], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> C:
     """Build the service's config from flags, environment and file, in that order of precedence; what none of them gives
-    has its default. Raises ConfigError, or exits after printing for `--help`, `--version` and flag syntax."""
+    has its default. The file is that of --config, or of this process's variable QUIRE_CONFIG. Raises ConfigError, or
+    exits after printing for `--help`, `--version` and flag syntax."""
     return cls(**{name: value for name, (value, _) in _collect(cls, service, argv, environ).items()})
 
 

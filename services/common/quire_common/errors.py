@@ -40,7 +40,8 @@ _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 
 class QuireError(Exception):
-    """Base of all typed errors. `param` names the offending field; `retry_after_s` is advice for the client."""
+    """Base of all typed errors. `param` names the offending field, and may be empty; `retry_after_s` is advice for the
+    client, 0 if there is none. Message, fix and param are cut to 2000 characters."""
 
     grpc_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
@@ -163,8 +164,8 @@ def require(holds: bool, what: str) -> None:
 
 
 def spread_retry_s(wait_s: float) -> float:
-    """Return a time for `retry_after_s`: at least `wait_s`, within one second and one minute, and up to half longer by
-    chance. So clients that were refused together do not return together."""
+    """Return a time for `retry_after_s`: `wait_s`, brought within one second to one minute, and made up to half longer
+    by chance (90 s at most). So clients that were refused together do not return together."""
     least_s = min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)
     return round(least_s * random.uniform(1.0, 1.5), 1)
 
@@ -224,8 +225,9 @@ def trailing_metadata(error: QuireError) -> Sequence[tuple[str, bytes]]:
 
 
 def from_rpc_error(error: grpc.RpcError) -> QuireError:
-    """Decode a peer's failure. If its trailer has our rich status, the result is the peer's own error. Otherwise it is
-    the class of its gRPC code (CANCELLED: Unavailable, unknown codes: Internal), with a generic fix."""
+    """Decode a peer's failure. If its trailer has a rich status, the result is the peer's own error (see
+    `from_status`). Otherwise it is the class of its gRPC code (CANCELLED: Unavailable, unknown codes: Internal), with
+    the code `PEER_` and the gRPC code's name, and a generic fix."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
@@ -238,7 +240,8 @@ def from_rpc_error(error: grpc.RpcError) -> QuireError:
 
 def from_status(status: status_pb2.Status) -> QuireError:
     """Decode the error that `to_status` encoded, with code, fix, param and retry time. The class follows from the gRPC
-    code; Internal for an unknown one."""
+    code alone, so TooLarge comes back as InvalidArgument, and ConfigError as FailedPrecondition; Internal for an
+    unknown code. Without ErrorInfo, the code is UNKNOWN."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -263,7 +266,7 @@ def to_message(error: QuireError) -> common_pb2.RequestError:
 
 
 def from_message(message: common_pb2.RequestError) -> QuireError:
-    """Decode the error that `to_message` encoded; Internal for an unknown gRPC code."""
+    """Decode the error that `to_message` encoded; its class follows from the gRPC code as in `from_status`."""
     cls = _BY_NUMBER.get(message.grpc_code, Internal)
     return cls(message.code, message.message, message.fix, param=message.param, retry_after_s=message.retry_after_s)
 

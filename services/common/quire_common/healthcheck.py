@@ -31,7 +31,9 @@ class HealthcheckConfig(ServiceConfig):
 
 def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> bool:
     """Return whether grpc.health.v1 at `address` (host:port) reports SERVING for the name within two seconds, over TLS
-    if the config names an authority. False if it cannot be reached."""
+    if the config names an authority. False if it cannot be reached or answers with an error. `config.server_name`, if
+    given, is looked for in the server's certificate in place of the name of `config.service`. Raises ConfigError for
+    TLS files that cannot be used."""
     credentials = channel_credentials(config)
     named = [verified_name(config.service)] if config.service else []
     if config.server_name:
@@ -47,7 +49,8 @@ def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> boo
 
 
 def main() -> int:
-    """Probe the address on the command line. Returns the exit code: 0 if it serves, 1 if not, 2 for wrong arguments."""
+    """Probe the address on the command line; the options come from the environment. Returns the exit code: 0 if it
+    serves, 1 if not, 2 for wrong arguments."""
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], [LIVENESS], [READINESS]):
         sys.stderr.write(f"usage: python -m quire_common.healthcheck HOST:PORT [{LIVENESS}|{READINESS}]\n")
         return 2

@@ -14,7 +14,7 @@ _MAX_QUOTES = 4 * MAX_STRUCTURE
 
 def check_structure(text: bytes, param: str = "") -> None:
     """Raise InvalidArgument for JSON with more than 128 Ki lists, objects and members, or more than 256 Ki strings.
-    Only characters outside strings count. The text is not parsed, and short texts are not looked at."""
+    Only characters outside strings count. The text is not parsed, and texts of up to 128 KiB are not looked at."""
     if len(text) <= MAX_STRUCTURE or (_marks(text) <= MAX_STRUCTURE and text.count(b'"') <= _MAX_QUOTES):
         return
     # Text inside strings does not count.

@@ -89,7 +89,8 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
 
 def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     """Decode the controls; None if all are neutral. Equal controls with lists are one object while any sequence holds
-    it. Does not check values. Raises InvalidArgument for a list that is too long, before it builds the list."""
+    it. Does not check values. Raises InvalidArgument for a list that is too long, before it builds the list, and for a
+    list of ids whose bytes are no multiple of four."""
     if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
         # Most sequences ask for nothing: no object is made to be compared.
         return _read(message) if _PENALTIES.asks(message) else None

@@ -158,8 +158,8 @@ def chain_hashes(
 ) -> list[bytes]:
     """Return the hash of every full page of the tokens, 32 bytes each; a partial last page has none. Adapter and salt
     of `extras` enter the hash of the first page of all, and media those of the pages that they cover. To continue a
-    chain, pass the tokens after the page `parent`; the first of them is at `first_position`. Raises InvalidArgument for
-    a parent of another length than 32."""
+    chain, pass the tokens after the page `parent`; the first of them is at `first_position` of the sequence. Adapter
+    and salt are not used then. Raises InvalidArgument for a parent of another length than 32."""
     if len(parent) not in (0, HASH_BYTES):
         raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
     data = np.asarray(token_ids, dtype="<i4").tobytes()
@@ -207,8 +207,8 @@ class PageHeader:
 
     @classmethod
     def unpack(cls, framed: PageBytes) -> PageHeader:
-        """Decode the header at the beginning of a framed page. Raises PageCorrupt if it is too short or no header of
-        this version, or its checksum algorithm is unknown. The body is not looked at."""
+        """Decode the header at the beginning of a framed page. Raises PageCorrupt if it is too short, it is no header
+        of this version, its checksum algorithm is unknown, or its dtype is not ASCII. The body is not looked at."""
         view = _bytes(framed)
         if len(view) < HEADER_BYTES:
             raise PageCorrupt(f"{len(view)} bytes are not a page header")
@@ -229,7 +229,7 @@ class PageHeader:
 
 def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = None) -> bytes:
     """Return the header of a page with this body, with a MAC if `mac` is given. The framed page is the header followed
-    by the body."""
+    by the body. Raises ValueError for a dtype of more than 16 characters."""
     view = _bytes(body)
     head = bytearray(PageHeader(key, dtype, len(view), 0).pack())
     _CHECKSUM.pack_into(head, _HEADER.size, _checksum(_covered(head), view))
@@ -248,9 +248,9 @@ def authenticate_page(head: memoryview, body: PageBytes, mac: PageMac) -> None:
 
 
 def repair_mac(head: memoryview, body: PageBytes, mac: PageMac) -> None:
-    """Replace a wrong MAC in the header of a page whose checksum was verified. A page without a MAC stays without one.
-    Other threads may read the page or write its MAC at the same time: all of them write the same bytes, and none
-    removes the MAC of a page that is being sent."""
+    """Replace a MAC that is wrong or of an unknown key, in the header of a page whose checksum was verified, by one
+    under the first key. A page without a MAC stays without one. Other threads may read the page or write its MAC at the
+    same time: all of them write the same bytes, and none removes the MAC of a page that is being sent."""
     if _KEY_NUMBER.unpack_from(head, _KEY_NUMBER_AT)[0] and not is_authentic(head, body, mac):
         _write_mac(head, body, mac)
 

@@ -43,7 +43,7 @@ _FIELDS: Final = pb.SamplingParams.DESCRIPTOR.fields_by_name
 
 
 class NumberCodec:
-    """Some numbers of a request, as fields of SamplingParams and of one record."""
+    """Some numbers of a request, at least two, as fields of SamplingParams and of one record."""
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         numbers = tuple(parameters)

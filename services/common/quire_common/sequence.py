@@ -57,7 +57,8 @@ class RequestContext:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """The parameters by which the next token is chosen. Temperature 0 is greedy. `logprobs` and `prompt_logprobs`: -1
-    requests no logprobs, and 0 requests only the logprob of the token itself."""
+    requests no logprobs, 0 requests only the logprob of the token itself, and n also those of the n most likely tokens.
+    `sample` is the answer's index among the n of its request."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -125,7 +126,7 @@ def context_to_pb(context: RequestContext) -> pb.RequestContext:
 
 def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None:
     """Write the context into an empty message, which saves the copy that a message built apart would need. A deadline
-    is written as the remaining time."""
+    is written as the remaining time; an infinite one is left out."""
     message.request_id = context.request_id
     message.attempt = context.attempt
     message.tenant = context.tenant
@@ -259,7 +260,8 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise InvalidArgument for a number outside its range, which NaN always is, a seed that is no unsigned 64-bit
-    integer, or bad controls. Raise TooLarge for more than MAX_LOGPROBS logprobs, or too many logits processors."""
+    integer, or bad controls. Raise TooLarge for more than MAX_LOGPROBS logprobs or prompt logprobs, or too many logits
+    processors."""
     for name, asked in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if asked > MAX_LOGPROBS:
             raise TooLarge(

@@ -152,7 +152,7 @@ def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
 
 def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
     """Decode a ticket. Raises InvalidArgument if the transfer id is missing, a hash is not 32 bytes long, the tail is
-    no partial page, or the digest is of another geometry."""
+    no partial page, the digest is of another geometry, or a part is malformed."""
     compatibility = message.compatibility
     geometry = geometry_from_pb(
         common_pb2.PageGeometry(

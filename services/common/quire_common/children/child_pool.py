@@ -53,8 +53,8 @@ class ChildPool:
 
     async def run(self, job: bytes, payload: bytes = b"") -> Frame:
         """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
-        many jobs run or wait. Raises ChildFailed if the job takes longer than `timeout_s` or the child fails, and the
-        program's error if no child starts."""
+        many jobs run or wait. Raises ChildFailed if the job, without its wait and the start of a child, takes longer
+        than `timeout_s`, or if the child fails, and the program's error if no child starts."""
         async with self._slots.slot():
             return await self._ask(job, payload)
 
@@ -74,8 +74,8 @@ class ChildPool:
 
     async def _ask(self, job: bytes, payload: bytes) -> Frame:
         """Have an idle child or a new child do the job, and keep the child for the next job. If the child takes longer
-        than `timeout_s` or dies, kill it and raise ChildFailed; if the caller is cancelled, kill it too. If an idle
-        child turns out to have been killed (SIGKILL), the next child does the job."""
+        than `timeout_s`, dies or breaks the protocol, kill it and raise ChildFailed; if the caller is cancelled, kill
+        it too. If an idle child turns out to have been killed (SIGKILL), the next child does the job."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:

@@ -31,7 +31,8 @@ def framed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> Frame | None:
-    """Read one frame, blocking; None at the end of the stream, also in the middle of a frame."""
+    """Read one frame, blocking; None at the end of the stream, also in the middle of a frame. Raises ValueError for a
+    message that is not JSON."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

@@ -55,8 +55,9 @@ class MoveKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of one step. `step_limit` is the number of steps that one Grant allows: 0 is no limit, 1 is
-    lockstep."""
+    """The limits of one step. `prefill_tokens_beside_decoders` is the number of its prompt tokens if the step also
+    decodes, and `chunk_cap` that of one prompt. At most `partial_prefills` prompts are left unfinished. `step_limit` is
+    the number of steps that one Grant allows: 0 is no limit, 1 is lockstep."""
 
     tokens_per_step: int
     prefill_tokens_beside_decoders: int
@@ -85,8 +86,8 @@ class PageMove:
     """Pages to store, load, pull, copy or export. There is one hash of 32 bytes for each device page.
 
     In an export or a pull, the last page may be partial. Then it holds `tail_tokens` tokens, and its hash is the
-    ticket's tail handle. `lease` and `lease_key` come from the ticket. In a pull, `first_index` is the index of the
-    first page in the export.
+    ticket's tail handle. In a load, `lease` is the kvstore's. In an export or a pull, `lease` and `lease_key` are those
+    of the ticket. In a pull, `first_index` is the index of the first page in the export.
     """
 
     id: int
@@ -159,8 +160,9 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
 
 
 def decode_grant(message: worker_pb2.Grant) -> Grant:
-    """Decode a Grant. Raises InvalidArgument for columns of unequal lengths or a bad Start, Unsupported for adapter
-    moves and controls, which no worker does yet."""
+    """Decode a Grant. Raises InvalidArgument for columns of unequal lengths or with a part of a number, and for a bad
+    Start. Raises Unsupported for an unknown kind of move, and for adapter moves and controls, which no worker does
+    yet."""
     if message.adapter_move:
         raise unsupported("adapter_move")
     if message.control:

@@ -26,7 +26,8 @@ class PromptLogprobs:
 
 
 def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.PromptLogprobColumns:
-    """Encode the chunks, of which there must be at least one, as columns."""
+    """Encode the chunks as columns. Each chunk must have an entry for each of its tokens; the token indices on the wire
+    count the tokens of all chunks in a row."""
     joined = join_logprobs((0, chunk.logprobs) for chunk in chunks) or LogprobColumns()
     return common_pb2.PromptLogprobColumns(
         owner=pack_i32([chunk.owner for chunk in chunks]),

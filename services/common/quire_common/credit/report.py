@@ -36,7 +36,7 @@ def _empty_u8() -> NDArray[np.uint8]:
 @dataclass(slots=True)
 class Report:
     """A Report. Columns of one group have equal lengths; `token` has sum(count) entries, and there are sum(step_rows)
-    rows."""
+    rows. A move (`moved_*`) is a transfer of pages by the KV transfer agent."""
 
     epoch: Epoch
     first_step: int = 0
@@ -77,14 +77,15 @@ class Report:
         grant_arrival_us: int,
         draining: bool,
     ) -> None:
-        """Set the state of the worker that every Report carries: the last retired Grant, and the numbers of steps in
-        flight, running sequences and standby sequences (`spare`). The rest is the stalled slots, the Grant's arrival
-        time in microseconds, and whether the worker drains."""
+        """Set the state of the worker that every Report carries. `retired` is the highest Grant all of whose earlier
+        steps have completed. The others are the numbers of steps in flight, running sequences and standby sequences
+        (`spare`), the stalled slots, the time at which the newest Grant arrived (monotonic microseconds), and whether
+        the worker drains."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 
     def set_errors(self, errors: list[tuple[int, QuireError]]) -> None:
-        """Errors of slots without a row, which travel without a step."""
+        """Set the errors of slots that have no row in a step."""
         self.error = errors
 
     def set_moves(
@@ -94,7 +95,8 @@ class Report:
         pages: NDArray[np.int32],
         us: NDArray[np.int32],
     ) -> None:
-        """Set the moves that have ended. `status` 0 means that all pages have moved."""
+        """Set the moves that have ended, each with its status (0: all pages have moved, 1: it failed), the number of
+        pages that arrived, and its duration in microseconds."""
         self.moved_id, self.moved_status, self.moved_pages, self.moved_us = move_id, status, pages, us
 
     @property
@@ -149,8 +151,8 @@ def encode_report(report: Report) -> worker_pb2.Report:
 
 
 def decode_report(message: worker_pb2.Report) -> Report:
-    """Decode a Report. Raises InvalidArgument if columns of one group differ in length, or `step_rows` and `count` do
-    not add up to the rows and tokens."""
+    """Decode a Report. Raises InvalidArgument if columns of one group differ in length, if `step_rows` and `count` do
+    not add up to the rows and tokens, or if the logprobs are malformed. Slots, steps and timings are not checked."""
     report = Report(
         epoch=epoch_from_pb(message.epoch),
         first_step=message.first_step,

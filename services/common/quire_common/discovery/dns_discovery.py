@@ -30,9 +30,10 @@ class DnsDiscovery:
         self._closing = Closing()
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Yield an endpoint for each address of the service's names, at once and after every change, until `close`.
-        Names are resolved every `poll_s`; a name that does not resolve keeps its last addresses. An instance is named
-        by its address; `metadata["host"]` is the DNS name, which certificates carry."""
+        """Yield an endpoint for each address of the service's names, at once and after every change, until `close`. The
+        list is empty if there is no name or none has ever resolved. Names are resolved every `poll_s`; a name that does
+        not resolve is logged and keeps its last addresses. An instance is named by its address; `metadata["host"]` is
+        the DNS name, which certificates carry."""
         last: dict[tuple[str, int], list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:
@@ -57,8 +58,8 @@ class DnsDiscovery:
 
 
 async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
-    """Resolve a name to one endpoint for each of its addresses, IPv4 and IPv6, sorted. Raises OSError if the name does
-    not resolve."""
+    """Resolve a name to one endpoint for each of its addresses, IPv4 and IPv6, sorted. The instance is named by the
+    address `ip:port`, and `metadata["host"]` is the name. Raises OSError if the name does not resolve."""
     results = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = {
         f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"

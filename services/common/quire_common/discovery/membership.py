@@ -29,9 +29,10 @@ class Membership:
         self._hold_until = float("inf")
 
     def update(self, found: Mapping[str, Endpoint], life: str | None, now_s: float) -> None:
-        """Take the source's answer at the time `now_s`. Instances in `found` count at once. Others are dropped, but not
-        within `hold_s` after an outage or a change of `life`. Such a change means that the source has lost its memory;
-        None means that the source did not say."""
+        """Take the source's answer at the time `now_s`. Instances in `found` count at once. Others are dropped, except
+        within `hold_s` of the first answer after an outage, or of an answer whose `life` differs from the known one,
+        which means that the source has lost its memory. `life` None means that the source did not say; if a life is
+        known, None counts as a different one, but does not replace it."""
         if self._hold_until == float("inf") or (self._life is not None and life != self._life):
             self._hold_until = now_s + self._hold_s
         self._life = life if life is not None else self._life
@@ -41,7 +42,8 @@ class Membership:
             self._known = dict(found)
 
     def members_if_changed(self) -> list[Endpoint] | None:
-        """Return all endpoints, sorted by instance, if they differ from those returned last; else None."""
+        """Return all endpoints, sorted by instance, if they differ from those returned last, or if this is the first
+        call, even if there is none; else None."""
         current = [self._known[name] for name in sorted(self._known)]
         if current == self._shown:
             return None

@@ -15,7 +15,8 @@ from quire_common.identity.watched_files import WatchedFiles
 
 def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis publishes types in part
     """Return an asyncio client of the Redis at `url`. If the URL has a password and came from `url_file`, each new
-    connection logs in with the user and password that the file names at that time. `options` go to the client."""
+    connection logs in with the user and password that the file names at that time. Otherwise the URL is used as it is.
+    `options` go to the client. Raises ConfigError if the file cannot be read."""
     parts = urlsplit(url)
     if not url_file or not parts.password:
         return Redis.from_url(url, **options)

@@ -55,8 +55,9 @@ class RedisSettings:
 
     @classmethod
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
-        """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL. Raises ConfigError for a
-        missing host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s to a day."""
+        """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL, and others stay in it.
+        Raises ConfigError for a missing host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s to a
+        day."""
         parts = urlsplit(spec)
         options = dict(parse_qsl(parts.query))
         try:
@@ -76,7 +77,8 @@ class RedisSettings:
 
 
 class RedisDiscovery:
-    """Discovery by Redis keys (see the module). A dead instance stays listed for `settings.ttl_s` at most."""
+    """Discovery by Redis keys (see the module). A dead instance is listed until its key expires (`settings.ttl_s`) and
+    the next poll comes, and longer after an outage of Redis or a loss of its memory."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
@@ -95,8 +97,10 @@ class RedisDiscovery:
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
         """Poll Redis every `poll_s`, and yield the service's instances at first and at every change, until `close`.
-        While Redis is away, the last list stays, and Redis is tried after pauses that double from 0.1 s up to `poll_s`.
-        After an outage, and after a loss of Redis's memory, missing instances are kept for `ttl_s`."""
+        While Redis is away, the last list stays (an empty one, if there was none), and Redis is tried after pauses that
+        double from 0.1 s up to `poll_s`. After an outage, and after a loss of Redis's memory, missing instances are
+        kept for `ttl_s`. The beginning and the end of an outage are logged, and a metric shows whether Redis
+        answers."""
         membership = Membership(self._settings.ttl_s)
         backoff = _Backoff(max(self._settings.poll_s, _FIRST_RETRY_S))
         while not self._closing.done:
@@ -126,8 +130,8 @@ class RedisDiscovery:
 
     async def register(self, endpoint: Endpoint) -> None:
         """Write the endpoint's key once, then keep it alive by heartbeats every third of `ttl_s`, in a task. An earlier
-        endpoint of the same instance is replaced. If Redis is away, this does not raise: the heartbeats go on
-        trying."""
+        endpoint of the same service and instance is replaced. If Redis is away, this does not raise: the heartbeats go
+        on trying."""
         before = self._heartbeats.pop(_key(endpoint), None)
         if before is not None:
             await _cancel(before[1])
@@ -151,8 +155,8 @@ class RedisDiscovery:
 
     async def _read(self, service: str) -> tuple[dict[str, Endpoint], str | None]:
         """Return the service's instances by name, and the value that changes when Redis loses its memory (None if not
-        set). Instances whose key has expired are removed from the index. Unreadable instances are logged and
-        skipped."""
+        set). Instances whose key has expired are removed from the index. Unreadable instances are logged and skipped.
+        Raises RedisError, OSError or TimeoutError if Redis fails."""
         instances = sorted(await self._redis.smembers(_index(service)))
         keys = [f"quire:endpoint:{service}:{instance}" for instance in instances]
         life, *values = await self._redis.mget([LIFE_KEY, *keys])
@@ -179,7 +183,7 @@ class RedisDiscovery:
     async def _send_heartbeat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
         """Write the endpoint's key with its time to live, add the instance to the index, and set the `life` key if
         there is none. A failure is not raised: the first one in a row is logged and begins the growing pauses of
-        `backoff`."""
+        `backoff`, which a success ends. The metric of Redis's answers is set."""
         value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})
         try:
             async with self._redis.pipeline(transaction=True) as pipe:

@@ -82,7 +82,8 @@ class GgufFile:
 
 def read_header(path: Path) -> GgufFile:
     """Read and check the header of a GGUF file: metadata and tensor places, no tensor data. Raises ConfigError for a
-    file that is cut short, damaged or unreadable, Unsupported for another version or byte order."""
+    file that is cut short, damaged or unreadable, Unsupported for another version or byte order, or a list of lists
+    among the metadata."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -95,7 +96,8 @@ def read_header(path: Path) -> GgufFile:
 
 
 class _HeaderReader:
-    """Reads a header from its beginning to its end. A read past the end of the file raises `struct.error`."""
+    """Reads a header from its beginning to its end, each value behind the one before it. A number that the file cuts
+    short raises `struct.error`, a text or a list ConfigError."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -112,7 +114,8 @@ class _HeaderReader:
 
     def _read(self) -> GgufFile:
         """Read magic, version, metadata and tensor places. Raises ConfigError for a damaged header or a key that is
-        there twice, Unsupported for another version or byte order, and `struct.error` past the end of the file."""
+        there twice, Unsupported for another version or byte order or a list of lists, and `struct.error` past the end
+        of the file."""
         if self._data[: len(MAGIC)] != MAGIC:
             raise faults.corrupt(self._path, "it does not begin with the letters GGUF")
         self._at = len(MAGIC)
@@ -176,7 +179,7 @@ class _HeaderReader:
 
     def _value(self, key: str) -> Value:
         """Read the type and the value of a metadata pair: a text, a list, a number or a boolean. Raises ConfigError for
-        an unknown type; `key` is for error messages."""
+        an unknown type or a damaged value, Unsupported for a list of lists; `key` is for error messages."""
         kind = self._number(_U32)
         if kind == _TEXT:
             return self._text(f"`{key[:80]}`")
@@ -196,9 +199,9 @@ class _HeaderReader:
         return bool(value)
 
     def _array(self, key: str) -> Value:
-        """Read a list: texts become a TextArray, numbers and booleans an array of the file's dtype. Raises Unsupported
-        for a list of lists, ConfigError for an unknown type, a boolean beyond 0 and 1, or a list beyond the file's
-        end."""
+        """Read a list: texts become a TextArray, numbers an array of the file's dtype, and booleans an array of bool.
+        Raises Unsupported for a list of lists, ConfigError for an unknown type, a boolean beyond 0 and 1, or a list
+        beyond the file's end."""
         kind, count = self._number(_U32), self._number(_U64)
         if kind == _TEXT:
             return self._texts(key, count)
@@ -240,9 +243,10 @@ class _HeaderReader:
         return alignment
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorPlace]:
-        """Read `count` tensor entries, and return the tensors' places in the file by name. Raises ConfigError for a
-        name that is there twice, a tensor that does not begin where the one before it ends (aligned), or one beyond the
-        file's end."""
+        """Read `count` tensor entries, and return the tensors' places in the file by name; the entries' offsets count
+        from the end of the header, aligned, and those of the places from the beginning of the file. Raises ConfigError
+        for a name that is there twice, a tensor that does not begin where the one before it ends (aligned), or one
+        beyond the file's end."""
         entries: list[tuple[str, BlockKind, tuple[int, ...], int]] = []
         expected = 0
         names: set[str] = set()
@@ -271,8 +275,8 @@ class _HeaderReader:
 
     def _shape(self, name: str) -> tuple[BlockKind, tuple[int, ...]]:
         """Read the kind and the shape of a tensor. The file stores the shape in reverse order, and the kind after it.
-        Raises ConfigError for too many dimensions, an unknown kind, an axis of 0, or a last axis that is no multiple of
-        the kind's block."""
+        Raises ConfigError for other than 1 to 4 dimensions, an unknown kind, an axis of 0, more than 2^48 values, or a
+        last axis that is no multiple of the kind's block."""
         dimensions = self._number(_U32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise faults.corrupt(self._path, f"tensor {name} has {dimensions} dimensions")

@@ -41,7 +41,7 @@ class Metadata:
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
         """Return the integer under a key; `default`, if given, where the key is absent. Raises ConfigError for an
-        absent key without a default, another type (true and false too), or a value below `minimum`."""
+        absent key without a default, another type (true and false too), or a value (or default) below `minimum`."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.bad(key, f"an integer of at least {minimum}")
@@ -73,7 +73,7 @@ class Metadata:
 
     def texts(self, key: str, indices: Iterable[int] | None = None) -> list[str]:
         """Return the list of texts under a key, or only those with the given indices, in the order of `indices`. Raises
-        ConfigError if there is no such list, or a text is not UTF-8."""
+        ConfigError if there is no such list, or a returned text is not UTF-8."""
         found = self.text_array(key)
         try:
             return list(found) if indices is None else [found[i] for i in indices]

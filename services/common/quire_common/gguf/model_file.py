@@ -57,8 +57,8 @@ def gguf_files(folder: Path) -> list[Path]:
 def open_gguf(path: Path) -> GgufModel:
     """Read the headers of a model: of one file, or of all shards of a split model, of which `path` may be any. The
     shards' tensors are merged; the metadata are the first shard's. Raises ConfigError for a missing, damaged or
-    misnamed file, and for shards that do not fit together. Raises Unsupported for another GGUF version or byte
-    order."""
+    misnamed file, for shards that do not fit together, and for more than 1024 of them. Raises Unsupported for another
+    GGUF version or byte order."""
     if not path.is_file():
         raise ConfigError("MODEL_NOT_FOUND", f"There is no file {path}.", "Check the path.", param="model")
     named = read_header(path)

@@ -16,7 +16,7 @@ class TextArray(Sequence[str]):
     """Texts that are decoded when they are asked for; UnicodeDecodeError for one that is not UTF-8."""
 
     def __init__(self, data: bytes, ends: array[int]) -> None:
-        """`data` holds each text behind eight bytes of length; `ends` are their ends in it."""
+        """`data` holds each text behind eight bytes of length; `ends` are the offsets in it at which the texts end."""
         self._data = data
         self._ends = ends
 

@@ -83,10 +83,12 @@ def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
 
 def special_token_id(metadata: Metadata, role: str, *, required: bool = False) -> int | None:
     """Return the id of the token with a role: bos, eos, unknown, padding and so on. If the file names none, a `llama`
-    vocabulary has default ids for some roles. None if there is no id.
+    vocabulary has default ids for some roles, provided that the file has such tokens. None if there is no id, also if
+    it is `required`.
 
     An id outside the vocabulary counts as absent, as in llama.cpp. If its role is an eos role or it is `required`, the
-    error is ConfigError instead. In a file without tokens, every int32 is accepted as an id.
+    error is ConfigError instead. In a file without tokens, every id from 0 to the largest int32 is accepted. Raises
+    ConfigError for a value that is no integer of at least -1.
     """
     key = f"tokenizer.ggml.{role}_token_id"
     size = len(metadata.text_array(TOKENS)) if TOKENS in metadata else None

@@ -1,7 +1,8 @@
 """Channels whose TLS credentials follow their files. gRPC itself reads these files only once.
 
-A call that has begun stays on its connection. New calls use a channel with the newest credentials once that channel is
-connected, or once the old channel no longer is. So no call waits for a handshake or fails because of it.
+A call that has begun stays on its connection. On an asyncio channel, new calls use a channel with the newest
+credentials once that channel is connected, or once the old channel no longer is. So no call waits for a handshake or
+fails because of it. On a blocking channel, the next call uses the new channel at once, and waits for its handshake.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
     def current(self) -> grpc.aio.Channel:
         """Return the channel for new calls. When the credentials have changed, a channel with the new ones is made and
         connects beside the old one. The new channel takes over when it is connected, or when the old one no longer is.
-        The old one is closed when its calls have ended."""
+        The old one is closed when its calls have ended, and so is a new one that became outdated before it took over.
+        After `close`, no channel is made."""
         if self._generation != self._credentials.generation and not self._closed:
             self._generation = self._credentials.generation
             if self._next is not None:
@@ -111,7 +113,8 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
 
 
 async def _close_when_idle(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel's calls have ended, then close it; if this task is cancelled, end them at once."""
+    """Wait until the channel's calls have ended, at most 30 days, then close it; if this task is cancelled, end them at
+    once."""
     try:
         await channel.close(_FOREVER_S)
     except asyncio.CancelledError:
@@ -131,8 +134,8 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
         self._closing: dict[grpc.Channel, threading.Timer] = {}
 
     def current(self) -> grpc.Channel:
-        """Return the channel for new calls: a new one after the credentials have changed. The old one is closed 120 s
-        later, when no call uses it any more."""
+        """Return the channel for new calls: a new one as soon as the credentials have changed. The old one is closed
+        120 s later, which would end calls that still run; no blocking call of ours lasts so long."""
         if self._generation == self._credentials.generation:
             return self._channel
         with self._lock:

@@ -37,8 +37,9 @@ class WatchedFiles(Generic[T]):
     def __init__(
         self, what: str, paths: Sequence[str], load: Callable[[], T], changed: Callable[[T], None] | None = None
     ) -> None:
-        """Load the value, and watch the files for as long as this object lives. `load` may raise QuireError, which this
-        constructor then raises. The watching thread calls `changed` with each later value."""
+        """Load the value, and watch the files for as long as this object lives, in a thread that the first object of
+        the process starts. What `load` raises here, this constructor raises. `what` names the files in logs and
+        metrics. The watching thread calls `changed` with each later value."""
         self._what = what
         self._paths = tuple(paths)
         self._load = load

@@ -35,7 +35,8 @@ _START_S = 5.0
 @dataclass(frozen=True)
 class Lookup:
     """The result of a lookup: the number of pages found, from the first of the run on, and the lease that keeps them.
-    Without a page, or if the caller wanted no lease, the lease is empty."""
+    Without a page, or if the caller wanted no lease, the lease is empty. `medium` is the slowest tier from which the
+    pages came, `boot_id` names the kvstore's process, and `elapsed_us` is the time that the lookup took there."""
 
     pages: int
     lease: bytes
@@ -104,8 +105,8 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
         """Look up the longest stored prefix of the run, and keep it by a lease of `lease_ms` (0: the store's default)
-        unless `pin` is False. With `direct`, the result also has the access that `attach` returns. Raises QuireError if
-        the call fails (see `from_rpc_error`)."""
+        unless `pin` is False. With `direct`, a result with a lease also has the access that `attach` returns. Raises
+        QuireError if the call fails (see `from_rpc_error`)."""
         request = _lookup_request(run, lease_ms, pin, context)
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
@@ -120,7 +121,8 @@ class KvClient:
 
     def data_endpoints(self) -> LeaseAccess:
         """Return the kvstore's arena and data port, without a lease. Waits up to `_START_S` for a kvstore that does not
-        listen yet: a synchronous gRPC channel reconnects only while a call waits."""
+        listen yet: a synchronous gRPC channel reconnects only while a call waits. Raises QuireError if the call
+        fails."""
         stats = self._call(partial(self._stub.Stats, wait_for_ready=True), kvstore_pb2.StatsRequest(), None, _START_S)
         return LeaseAccess(b"", arena=stats.arena, data_port=stats.data_port)
 
@@ -133,8 +135,9 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
     ) -> Generator[tuple[int, bytes], None, None]:
         """Yield the index and the framed bytes of each page in `indices`, as they arrive; None: of all pages of the
-        lease, an empty list: of none. The bytes are not checked. A reader that stops early ends the call. Raises
-        QuireError if the call fails (see `from_rpc_error`)."""
+        lease, an empty list: of none. `timeout_s` limits the whole call; None: the client's time limit. The bytes are
+        not checked. A reader that stops early ends the call. Raises QuireError if the call fails (see
+        `from_rpc_error`)."""
         if indices is not None and not len(indices):
             return
         request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
@@ -170,11 +173,11 @@ class KvClient:
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
-        """Put those of the run's pages that the store wants, and return how many were wanted, stored and refused.
-        `on_wanted` is called first, with their indices. `body(index)` returns the body of one page; it is called in
-        order, on a gRPC thread. A body may be changed once `body` is called again. If `body` raises TransferCancelled,
-        so does this method. After any failure the put is released, so that the store need not wait for its lease to
-        end."""
+        """Put those of the run's pages that the store wants, and return how many were wanted, stored and refused. If it
+        wants any, `on_wanted` is called first, with their indices. `body(index)` returns the body of one page; it is
+        called in order, on a gRPC thread. A body may be changed once `body` is called again. If `body` raises
+        TransferCancelled, so does this method. After any failure the put is released, so that the store need not wait
+        for its lease to end."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -224,8 +227,9 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
         mac: PageMac | None = None,
     ) -> None:
-        """Send pages of a put over gRPC, with MACs by `mac` if it is given; for `body` see `put_pages`. Raises
-        QuireError if the call fails, or the TransferCancelled that `body` raised."""
+        """Send pages of a put over gRPC, with MACs by `mac` if it is given; for `body` see `put_pages`. The put is
+        neither committed nor released. Raises QuireError if the call fails, or the TransferCancelled that `body`
+        raised."""
         abandoned = list[TransferCancelled]()
         frames = _frames(lease, run, dtype, indices, body, abandoned, mac)
         self._call(self._stub.Put, frames, context, timeout_s)
@@ -318,7 +322,7 @@ def _access(
     lease: bytes,
     response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
 ) -> LeaseAccess:
-    """Take the lease's access from a response; the answer to `begin_put` has no offsets and generations."""
+    """Take the lease's access from a response; that to `begin_put` brings no offsets and generations."""
     generations = () if isinstance(response, kvstore_pb2.BeginPutResponse) else tuple(response.generations)
     return LeaseAccess(
         lease, response.lease_key, response.arena, response.data_port, tuple(response.offsets), generations

@@ -20,8 +20,9 @@ _Page = tuple[bytes, int, bytes]
 
 
 def joined(changes: Iterable[pb.PageEvents], most_pages: int = FRAME_PAGES) -> Iterator[pb.PageEvents]:
-    """Join consecutive changes of one epoch into frames of at most `most_pages` pages; a larger change stays whole. A
-    new frame also begins where a page would be both stored and removed in one frame."""
+    """Join consecutive changes of one epoch, whose sequence numbers begin at 1, into frames of at most `most_pages`
+    pages; a larger change stays whole. A new frame also begins where a page would be both stored and removed in one
+    frame."""
     frame, pages, stored, removed = pb.PageEvents(), 0, set[_Page](), set[_Page]()
     for change in changes:
         new_stored, new_removed, more = set(_stored(change)), set(_removed(change)), count_pages(change)

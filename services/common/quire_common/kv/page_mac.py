@@ -59,9 +59,9 @@ class PageMac:
 
     @classmethod
     def from_config(cls, keys: str, keys_file: str = "") -> PageMac | None:
-        """Return the PageMac of these keys; None if there are none. The first key makes MACs. If `keys_file` is given,
-        changes of that file take effect while the process runs. Raises ConfigError for a key that is not 64 hexadecimal
-        digits, or a file that cannot be read."""
+        """Return the PageMac of these keys; None if `keys` is empty. The first key makes MACs. If `keys_file` is given,
+        the keys are read from that file instead, and its changes take effect while the process runs. Raises ConfigError
+        for a key that is not 64 hexadecimal digits, or a file that cannot be read."""
         if not keys:
             return None
         if keys_file:

@@ -44,7 +44,8 @@ _MANY_PACKETS_BYTES = 128 << 10
 
 @dataclass(slots=True)
 class ReceivedFrame:
-    """A frame's head as received. It must not be trusted before `DataConnection.verify_head` has checked it."""
+    """A frame's head as received. The head must not be trusted before `DataConnection.verify_head` has checked it.
+    `number` is that of the head's tag; the payload's tag has the next one."""
 
     head: Head
     packed: bytes
@@ -60,11 +61,13 @@ class ReceivedFrame:
 
 
 class DataConnection:
-    """One end of a connection. Call `server_handshake` or `client_handshake` first, once. Every method may raise
-    DataConnectionError; after that, only `close` may be called."""
+    """One end of a connection. Call `server_handshake` or `client_handshake` first, once. Methods that send or receive
+    raise DataConnectionError if the peer has gone, is too slow or breaks the protocol; after that, only `shut_down` and
+    `close` may be called."""
 
     def __init__(self, sock: socket.socket, timeout_s: float, *, tunnelled: bool = False) -> None:
-        """`tunnelled`: whether the bytes of this socket travel on to another host."""
+        """`timeout_s` limits each send and each receive, and is set on the socket. `tunnelled`: whether the bytes of
+        this socket travel on to another host, so that no file descriptors can come with them."""
         self.sock = sock
         unix = sock.family == socket.AF_UNIX
         self.local = unix and not tunnelled
@@ -119,7 +122,8 @@ class DataConnection:
     def receive(self) -> ReceivedFrame | None:
         """Receive the head of the next frame with its tags and, on a Unix socket, its file descriptor; the payload is
         left to `receive_payload`. The head must not be trusted before `verify_head` has checked it. Returns None if the
-        peer closed the connection before the frame began."""
+        peer closed the connection before the frame began. Raises DataConnectionError for a malformed head, whose
+        descriptor is closed."""
         fds: list[int] = []
         data = self._head(fds)
         if not data:

@@ -100,7 +100,9 @@ class FrameKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`last`: the page's last part."""
+    """The head of a frame. `handle` names the lease. `page` is the index of a page in the lease, `offset` the place of
+    the payload in the page's body, and `length` the payload's length in bytes, unless the kind gives them another
+    meaning (see the module). `last`: the page's last part."""
 
     kind: FrameKind
     handle: bytes

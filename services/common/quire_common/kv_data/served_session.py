@@ -40,9 +40,10 @@ class ServedSession(ABC, Generic[L]):
         """What answers which requests. Handlers may raise QuireError, which is a refusal, and DataConnectionError."""
 
     def run(self) -> None:
-        """Serve requests until the peer ends the connection, is idle for longer than `idle_s` or breaks the protocol.
-        `_on_broken` is told of a fault. Then close the connection and call `_on_end`. Runs in the session's own
-        thread."""
+        """Serve requests until the peer ends the connection, until an authenticated peer is idle for longer than
+        `idle_s`, until the peer breaks the protocol, or until a refusal that ends the session. `_on_broken` is told of
+        a fault, but not of a connection that the peer ended. Then close the connection and call `_on_end`, whatever
+        happened. Runs in the session's own thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():
@@ -85,7 +86,8 @@ class ServedSession(ABC, Generic[L]):
         self._connection.send(Head(FrameKind.END, head.handle, page), seals)
 
     def _serve_next(self) -> bool:
-        """Wait for one request and answer it. An authenticated peer may be idle for `idle_s`. Returns whether the
+        """Wait for one request and answer it. An authenticated peer may be idle for `idle_s`, any other for the
+        connection's time limit. File descriptors that the handler has not taken are closed. Returns whether the
         connection goes on; False also when the peer was idle for too long, or has closed the connection."""
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):

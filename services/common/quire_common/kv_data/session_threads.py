@@ -38,7 +38,8 @@ class SessionThreads:
     def begin(self, session: ServedSession[Any], refused: Refused, on_end: Callable[[], None] = lambda: None) -> None:
         """Serve the session by a thread of its own. If there are too many sessions, the one that has waited longest
         without a key is ended; if there is none, the new session is refused. Both call `refused` with `too_many`. If
-        the system has no thread left, `refused` gets `no_thread`. `on_end` is called once, in any case."""
+        the system has no thread left, the session is refused with `no_thread`. Each of these is logged. `on_end` is
+        called once, in any case: when the session has ended, or at the refusal."""
         thread = threading.Thread(target=self._run, args=(session, on_end), name=self._name, daemon=True)
         with self._changed:
             is_full = len(self._threads) >= self._most

@@ -21,7 +21,8 @@ _CANCEL_LIMIT_S = 1.0
 async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
     """Register the service under `--advertise`, or else `address`, and return the Discovery; closing it withdraws the
     registration. Returns None if discovery needs no registration (static, dns). Raises ConfigError for a bad address,
-    or one that means every address of the host."""
+    one that means every address of the host, or a bad `--discovery`. A registry that is away is not an error: the
+    registration is tried again."""
     if config.discovery in PASSIVE:
         return None
     advertised = config.advertise or address
@@ -38,8 +39,8 @@ async def announce(config: ServiceConfig, service: str, instance: str, address: 
 
 
 class ThreadAnnouncement:
-    """Registers a service that has no event loop. A thread keeps the registration alive until `close`. Raises
-    ConfigError as `announce` does."""
+    """Registers a service that has no event loop. A thread keeps the registration alive until `close`; if discovery
+    needs no registration, there is no thread. Raises ConfigError as `announce` does."""
 
     def __init__(self, config: ServiceConfig, service: str, instance: str, address: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -118,7 +118,8 @@ class AioService(Protocol):
 
 
 class SyncService(Protocol):
-    """A service on threads. Methods run in the main thread."""
+    """A service on threads. `start` runs in a thread of its own, the other methods in the main thread; `drain` and
+    `close` may be called while `start` still runs."""
 
     name: str
 
@@ -186,7 +187,8 @@ async def _serve_aio(
     tls: TlsFiles,
 ) -> int:
     """Run the service from binding its port to its end, and return the exit code. It starts, is announced, and serves
-    until a signal or `BoundServer.fail`; then it leaves and drains, but not after a failure, and is closed."""
+    until a signal or `BoundServer.fail`; then it leaves and drains, but not after a failure, and is closed. A signal
+    during the start cancels the start; the service is then drained and closed without having been announced."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     loop, failures = asyncio.get_running_loop(), list[QuireError]()
@@ -270,9 +272,9 @@ async def _serve_aio(
 
 def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
     """Run a threaded service from binding its port to its end, and return the exit code. It starts in a thread, is
-    announced, and serves until a signal or `BoundServer.fail`. Then it leaves and drains, but not after a failure, and
-    is closed. `max_workers` threads answer calls; calls beyond eight times as many are refused. If the start still runs
-    at the end, the process exits here at once."""
+    announced, and serves until a signal or `BoundServer.fail`. Then it leaves (if its start has ended) and drains, but
+    not after a failure, and is closed. `max_workers` threads answer calls; calls beyond eight times as many are
+    refused. If the start still runs at the end, the process exits here at once."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()

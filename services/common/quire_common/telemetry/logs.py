@@ -95,7 +95,8 @@ def get_logger(name: str) -> Log:
 
 def setup_logging(service: str, level: str, fmt: str, *, instance: str = "", stream: TextIO | None = None) -> None:
     """Send all log lines of the process, of `level` and above, to `stream` (None: stderr), in place of an earlier
-    setup. `fmt` is json or pretty. Python's warnings are logged too. `service` and `instance` are in each line."""
+    setup. `fmt` is json or pretty. Python's warnings are logged too. `service` and `instance` are in each JSON line,
+    and `service` in each readable one."""
     set_identity(service, instance)
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -131,7 +132,8 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON line: time, level and identity first, then the message and ids, then the event's own fields.
-        Secret fields are masked, and a field with a name of ours gets an underscore."""
+        Secret fields are masked, and a field with a name of ours gets an underscore behind it. The message is cut to
+        2000 characters. A traceback comes last."""
         line: dict[str, Any] = {
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),
@@ -148,7 +150,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class PrettyFormatter(logging.Formatter):
-    """One line for people; colours on a terminal only. Control characters are escaped, so a line cannot be forged."""
+    """One line for people; colours on a terminal only. Control characters of messages and fields are escaped, so they
+    cannot forge a line; a traceback follows as it is, on lines of its own."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -156,7 +159,7 @@ class PrettyFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: clock, level, service, message, fields and ids, with a traceback if there is one. Secret
-        fields are masked, control characters escaped."""
+        fields are masked, and control characters are escaped outside the traceback."""
         start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"

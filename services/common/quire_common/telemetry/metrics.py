@@ -59,7 +59,8 @@ def histogram(
     name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
 ) -> Histogram:
     """Return the histogram of this name, made at its first use; `buckets` are upper bounds in the unit that the name
-    says. Raises ValueError for a name without `quire_`, or one that exists with another type or other labels."""
+    says, and those of later uses are ignored. Raises ValueError for a name without `quire_`, or one that exists with
+    another type or other labels."""
     return _metric(
         Histogram, name, labels, lambda: Histogram(name, help_text, labels, buckets=buckets, registry=registry)
     )

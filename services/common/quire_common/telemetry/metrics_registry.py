@@ -53,8 +53,9 @@ class MetricsRegistry(CollectorRegistry):
         self._aliases = known
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each family of metrics, with the label `model_name` where `name_model` asks for it, and after it its
-        aliases. An alias has the same numbers under other names, summed over the labels that it removes."""
+        """Yield each family of metrics, with the label `model_name` where `name_model` asks for it (by the prefix that
+        was named first), and after it its aliases. An alias has the same numbers under other names, summed over the
+        labels that it removes."""
         models, aliases = self._models, self._aliases
         for family in super().collect():
             model = next((name for prefix, name in models.items() if family.name.startswith(prefix)), None)

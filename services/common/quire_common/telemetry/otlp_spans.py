@@ -59,7 +59,8 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
 
 
 def _span(span: ReadableSpan) -> Span:
-    """Encode a span that has ended, with attributes, events and status, without links."""
+    """Encode a span that has ended, with attributes, events and the status's code, without links and the status's
+    description."""
     context, parent = span.context, span.parent
     return Span(
         trace_id=context.trace_id.to_bytes(16, "big"),

@@ -197,8 +197,8 @@ def context_of(parent: Span) -> Context:
 
 
 def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> None:
-    """Write the W3C trace context of the current span (or of `parent`) into a request. Without tracing, what the
-    request has stays."""
+    """Write the W3C trace context of the current span (or of `parent`) into a request. Without tracing or such a span,
+    what the request has stays."""
     headers = inject_headers(parent)
     if headers:
         context.traceparent = headers["traceparent"]
@@ -216,7 +216,7 @@ def extract(context: common_pb2.RequestContext) -> Context:
 @contextlib.contextmanager
 def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
     """Context manager for work done for a request by a thread or task that serves many: log lines and calls within
-    carry the request's id and trace. None: nothing changes."""
+    carry the request's id (if it has none, the present one) and trace. None: nothing changes."""
     if context is None:
         yield
         return
@@ -230,7 +230,8 @@ def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
 
 
 def inject_headers(parent: Span | None = None) -> dict[str, str]:
-    """Return the W3C headers (`traceparent`, `tracestate`) of the current span (or `parent`); empty without tracing."""
+    """Return the W3C headers (`traceparent`, `tracestate`) of the current span (or `parent`); empty without tracing, or
+    if there is no such span."""
     if _recorder is None:
         return {}
     context = (trace.get_current_span() if parent is None else parent).get_span_context()

@@ -56,7 +56,8 @@ class TokenList:
         ]
 
     def post_processor(self, *, adds_bos: bool, default_of: str) -> dict[str, Any] | None:
-        """Return the post-processor that puts bos and eos around a text; None if it adds no token.
+        """Return the post-processor that puts bos and eos around a text; None if it adds no token. In a pair, bos
+        stands before the first text alone, and eos behind each of them.
 
         `adds_bos` is the default if the file does not say whether bos is added; `default_of` names the origin of this
         default in errors. Raises ConfigError if a token must be added and the file does not have it.
@@ -76,7 +77,8 @@ class TokenList:
 
     def _added_token(self, role: str, default: bool, default_of: str) -> int | None:
         """Return the id of the bos or eos token (`role`) that is put at each text's beginning or end; None if none is.
-        `default` applies if the file does not say. Raises ConfigError if one is to be added and the file names none."""
+        `default` applies if the file does not say. Raises ConfigError if one is to be added and the file has none, by
+        name or by its kind's default."""
         key = f"tokenizer.ggml.add_{role}_token"
         if not self.metadata.flag(key, default):
             return None

@@ -157,7 +157,7 @@ async def _guarded(call: ServerCall, work: Awaitable[Any], context: Any) -> Any:
 
 
 async def _abort(call: ServerCall, error: BaseException, context: Any) -> None:
-    """Log the failure, end the call with it, and abort the call with the typed error."""
+    """Log the failure, end the call with it, and abort the call with the typed error; the abort raises."""
     typed = call.failed(error)
     call.end(typed.grpc_code, typed.code)
     await context.abort(typed.grpc_code, to_status(typed).message, trailing_metadata(typed))

@@ -68,7 +68,9 @@ class ServerCall:
     __slots__ = ("_context", "_method", "_span", "_started", "ended")
 
     def __init__(self, method: ServerMethod, context: Any) -> None:
-        """`context` is gRPC's, of the call."""
+        """`context` is gRPC's, of the call. Binds the request id of the call's metadata to the current context (an
+        empty one, if there is none), and makes the call's span the current one, unless the method is untraced or there
+        is no tracing."""
         self._method = method
         self._context = context
         self._started = time.perf_counter()
@@ -87,8 +89,8 @@ class ServerCall:
             otel_context.attach(tracing.context_of(self._span))
 
     def failed(self, error: BaseException) -> QuireError:
-        """Return the typed error for the client, and log the failure: with the traceback if it is a fault of this
-        server, else at debug level. Does not end the call."""
+        """Return the typed error for the client, and log the failure: with the traceback if the typed error is
+        Internal, else at debug level. Does not end the call."""
         typed = as_quire_error(error)
         if typed is not error and not isinstance(error, grpc.RpcError):
             log.exception("the handler raised", method=self._method.name)
@@ -99,9 +101,9 @@ class ServerCall:
         return typed
 
     def end(self, code: grpc.StatusCode, error_code: str = "") -> None:
-        """Count the call by its status, record its duration unless the method is untraced, and end its span. An
-        administrative call, and one whose caller was refused, goes to the audit log. Only the first call of this method
-        does something; any thread may make it."""
+        """Count the call by its status and, if it failed by a typed error, by `error_code`, record its duration unless
+        the method is untraced, and end its span. An administrative call, and one whose caller was refused, goes to the
+        audit log. Only the first call of this method does something; any thread may make it."""
         if self.ended:
             return
         self.ended = True
