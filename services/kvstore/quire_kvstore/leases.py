@@ -112,8 +112,9 @@ class LeaseTable(Generic[H]):
         return round((lease.deadline_s - now) * 1000)
 
     def end(self, lease_id: bytes) -> Lease[H] | None:
-        """Remove a lease and return it; None if there is none (any more). Giving up what it holds is left to the
-        caller. The heap of deadlines is rebuilt when most of its entries are out of date."""
+        """Remove a lease and return it; None if there is none (any more). A lease that has expired and is still listed
+        is returned too. Giving up what it holds is left to the caller. The heap of deadlines is rebuilt when most of
+        its entries are out of date."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             del self._by_handle[lease.handle]

@@ -1,9 +1,9 @@
 """PageFeed: tells watchers of stored and removed pages.
 
 Changes are numbered and kept in one bounded queue, the tail. All watchers read from it, each at its own pace. A watcher
-takes a new snapshot if the tail no longer has the changes that it needs next, so no watcher delays the store. `publish`
-and `force_snapshots` are called under the store's lock, so that a snapshot and the numbers agree. `wait_for_changes` is
-called without it.
+takes a new snapshot if the tail no longer has the changes that it needs next, so no watcher delays the store.
+`publish`, `force_snapshots`, `start_snapshot`, `add_watcher`, `remove_watcher` and PageFeed's `close` are called under
+the store's lock, so that a snapshot and the numbers agree. `wait_for_changes` is called without it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Watcher:
         return self.at == self._feed.sequence
 
     def wait_for_changes(self, pause_s: float = 0.0) -> list[PageChange] | None:
-        """Let `pause_s` pass, then block until there are changes. Returns the changes since the last call, or None if
-        the tail has lost some of them or the watcher is closed."""
+        """Let `pause_s` pass (a `close` cuts this short), then block until there are changes. Returns the changes after
+        number `at`, which moves on, or None if the tail has lost some of them or the watcher is closed."""
         feed = self._feed
         with feed.changed:
             if pause_s > 0:
@@ -82,7 +82,7 @@ class Watcher:
 
 
 class PageFeed:
-    """The tail and its watchers. `changed` guards the tail."""
+    """The tail and its watchers. `changed` guards the tail, which keeps the last `tail` changes."""
 
     def __init__(self, max_watchers: int, tail: int) -> None:
         self.sequence = 0
@@ -115,7 +115,8 @@ class PageFeed:
             self.changed.notify_all()
 
     def changes_after(self, at: int) -> list[PageChange] | None:
-        """Return the changes after number `at`, or None if the tail lacks some of them. Called with `changed` held."""
+        """Return the changes after number `at`, or None if the tail lacks some of them or `at` lies ahead of the feed.
+        Called with `changed` held."""
         if at == self.sequence:
             return []
         if at > self.sequence or not self._changes or self._changes[0].sequence > at + 1:

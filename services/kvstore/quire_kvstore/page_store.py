@@ -105,7 +105,8 @@ class PageStore:
         lower tiers. Returns its length in pages and the lease that holds it (None if nothing was found). `lease_ms`:
         the lease's life; 0 is the default, and the configuration has a maximum. Without `pin`, only count the leading
         pages that this instance holds: no lease, no wait, no count of hits. While the store drains, nothing is found.
-        Raises TooLarge for more than `max_keys` pages, Overloaded if there are too many leases."""
+        Raises TooLarge for more than `max_keys` pages, InvalidArgument for malformed keys, Overloaded if there are too
+        many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -133,8 +134,8 @@ class PageStore:
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
         """Return a copy of `size` bytes, from `offset` on, of a framed pinned page, and whether the page ends there.
-        The page is verified when its first part is read. Raises NotFound if the lease has ended, or if the page is
-        damaged."""
+        The page is verified when its first part is read. The caller has checked `index` (see `readable_indices`).
+        Raises NotFound if the lease has ended, or if the page is damaged."""
         if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
         with self.sendable_page(lease_id, index) as framed:

@@ -27,7 +27,7 @@ def watch_pages(
     request: common_pb2.WatchPagesRequest,
     context: grpc.ServicerContext,
 ) -> Iterator[common_pb2.PageEvents]:
-    """Yield frames until the peer leaves or the store ends: a snapshot, then changes, at most one batch per
+    """Yield frames until the peer leaves or the store drains: a snapshot, then changes, at most one batch per
     `interval_ms` (60 s at most). A peer that resumes in this epoch gets no snapshot while the tail has all changes
     after its number. If such a peer missed nothing, it gets an empty frame at once. When the tail has lost changes, a
     new snapshot follows. Blocks its thread. Raises Overloaded if there are too many watchers."""

@@ -24,7 +24,8 @@ WINDOW = 64
 
 
 class Prefetch:
-    """The pages of a run by index, up to the first page that no tier has. The pages stay pinned."""
+    """The pages of a run by index, up to the first page that no tier has. The pages stay pinned. `stamp_ns` is the time
+    of the lookup (`time.time_ns()`); `outstanding` counts its loads under way, at most WINDOW."""
 
     def __init__(self, keys: Sequence[PageKey], lock: threading.Lock, stamp_ns: int) -> None:
         self.keys = keys

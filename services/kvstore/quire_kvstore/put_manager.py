@@ -156,9 +156,11 @@ class PutManager:
 
     def finish(self, put: Put, *, publish: bool) -> int:
         """End the put; its lease is left to the caller. With `publish`, the put's intact pages become visible, and
-        watchers and write-through tiers learn of them. The memory of all other pages is freed, at once or when the
-        page's writer has finished, and these pages are added to the store's count of refused pages. Without `publish`,
-        this happens to all pages of the put. Returns how many pages became visible. Called with the lock held."""
+        watchers and write-through tiers learn of them; the run is moved to the end of the order of eviction. Of a page
+        that a lookup has brought meanwhile, the put's copy is freed, and it counts as visible. The memory of all other
+        pages is freed, at once or when the page's writer has finished, and these pages are added to the store's count
+        of refused pages. Without `publish`, this happens to all pages of the put. Returns how many pages became
+        visible. Called with the lock held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes

@@ -102,7 +102,8 @@ class RamTier:
             self._free_if_unused(page)
 
     def acquire_page(self, page: RamPage) -> None:
-        """Keep a visible page from eviction while it is copied. This does not count as a use."""
+        """Keep a page's memory while the page is copied: a visible page is not evicted, and a dropped one is not freed.
+        This does not count as a use."""
         page.readers += 1
         self._being_read[page.key] = page
 

@@ -39,6 +39,9 @@ def worker_threads(config: KvstoreConfig) -> int:
 
 
 class KvstoreService:
+    """Implements SyncService. The data port listens from construction on; the tiers are opened by `start`. Raises
+    ConfigError for options that cannot be used, and for a data port that is taken."""
+
     name = "kvstore"
 
     def __init__(self, config: KvstoreConfig) -> None:

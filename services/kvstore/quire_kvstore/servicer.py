@@ -62,8 +62,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> kvstore_pb2.LookupAndPinResponse:
         """Look up the longest prefix of the keys, and pin it under a lease unless `no_pin` is set. The lookup may wait
         for lower tiers, see `_wait_s`. The response says how many pages were found and the slowest tier that they came
-        from. `direct` adds the data with which the caller can read the pages without gRPC. If the caller has left, the
-        lease is released."""
+        from (empty if there are none; with `no_pin` always `ram`). `direct` adds the data with which the caller can
+        read the pages without gRPC. If the caller has left, the lease is released. Raises the errors of
+        `PageStore.lookup`."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
@@ -85,7 +86,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
 
     def Attach(self, request: kvstore_pb2.AttachRequest, context: grpc.ServicerContext) -> kvstore_pb2.AttachResponse:
         """Return the data with which the holder of a lookup's lease can read its pages without gRPC (see
-        `_fill_access`)."""
+        `_fill_access`, also for errors)."""
         response = kvstore_pb2.AttachResponse(epoch=self._epoch)
         self._fill_access(response, request.lease)
         return response
@@ -101,7 +102,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> kvstore_pb2.BeginPutResponse:
         """Reserve memory for the pages that the store wants. Returns their indices, with the lease, its key and the
         addresses for sending them, and how many of the run's first pages need no other put (`admitted`). If no page is
-        wanted, there is no lease."""
+        wanted, there is no lease. Raises the errors of `PageStore.begin_put`."""
         wanted, lease, admitted = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
         if lease is None:
             return kvstore_pb2.BeginPutResponse(epoch=self._epoch, admitted=admitted)
@@ -138,8 +139,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
 
     def Get(self, request: kvstore_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[kvstore_pb2.GetFrame]:
         """Stream the pages of the lease with the requested indices (none: all of them), in parts of at most 1 MiB. Each
-        page is verified before its first part. Raises NotFound if a page is damaged, Overloaded if too many streams
-        run."""
+        page is verified before its first part. Raises NotFound if the lease has ended or a page is damaged,
+        InvalidArgument for an index out of range, Overloaded if too many streams run."""
         indices = self._store.readable_indices(request.lease, i32(request.pages, "pages").tolist())
         with self._stream_limiter.track(context):
             for index in indices:

@@ -85,7 +85,8 @@ class LookupCounts:
             figures.misses += asked
 
     def slowest_tier(self, prefetch: Prefetch, found: int) -> str:
-        """Return the name of the slowest of the tiers that the lookup's first `found` pages came from."""
+        """Return the name of the slowest of the tiers that the lookup's first `found` pages, at least one, came
+        from."""
         used = {prefetch.tier_names[index] for index in range(found)}
         return next(tier for tier in reversed(self._by_tier) if tier in used)
 

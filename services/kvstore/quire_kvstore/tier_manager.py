@@ -261,7 +261,8 @@ class TierManager:
         load.waiters.clear()
 
     def _complete_load(self, load: PageLoad, page: RamPage) -> None:
-        """End a load: pin its page for each lookup that still wants it, and request the next pages of these lookups."""
+        """End a load: pin its page for each lookup that still wants it, and request the next pages of these lookups.
+        The page counts as found in the tier that was asked, also if a put brought it."""
         del self._loading[load.key]
         tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:

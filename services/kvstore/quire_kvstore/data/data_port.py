@@ -34,8 +34,10 @@ _JOIN_S = 5.0
 
 
 class DataPort:
-    """The listeners of the data connections. They listen from the start, and serve after `start`. Clients get `port`
-    and `arena`; these are 0 and empty if there is no such listener. Raises ConfigError if the port cannot be opened."""
+    """The listeners of the data connections. They listen from construction on, and serve after `start`: one on TCP
+    unless the option `data_port` is negative, one on a Unix socket if `share_memory` is set and the arena can be
+    sealed. Clients get `port` and `arena`; these are 0 and empty if there is no such listener; without the package
+    cryptography there is none. Raises ConfigError if the port cannot be opened."""
 
     def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
         self._config = config
@@ -64,7 +66,7 @@ class DataPort:
         self._thread.start()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until no connection is being served, but for `timeout_s` at most."""
+        """Wait until no connection works on a request, but for `timeout_s` at most. Connections stay open."""
         self._sessions.wait_idle(timeout_s)
 
     def close(self) -> None:

@@ -63,7 +63,8 @@ class DataSession(ServedSession[bytes]):
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, bytes]:
         """Find the lease that the frame's handle names, and verify the frame by the lease's key. Returns the
         connection's seals for this lease, and its name. The name is empty for a lease that was used on this connection
-        and has ended; the store refuses it. Raises DataConnectionError for an unknown handle or a forged frame."""
+        and has ended; the store refuses it. The connection remembers the keys of 64 leases; a further one replaces the
+        oldest. Raises DataConnectionError for an unknown handle or a forged frame."""
         handle = frame.head.handle
         found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
@@ -79,8 +80,9 @@ class DataSession(ServedSession[bytes]):
         return seals, b"" if found is None else found[0]
 
     def _get(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Send the pages of the lease whose indices the frame carries (none: all of them), in parts, then an end frame
-        with their number. Raises DataConnectionError if the peer takes longer than `transfer_timeout_s` over them."""
+        """Send the pages of the lease whose indices the frame carries (at least one; a frame without any fails its
+        check), in parts, then an end frame with their number. The pages are not verified here. Raises
+        DataConnectionError if the peer takes longer than `transfer_timeout_s` over them."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())

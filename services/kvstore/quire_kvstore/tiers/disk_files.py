@@ -124,7 +124,8 @@ class DiskFiles:
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
         """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
         removed, and so are page files whose header is unreadable or does not fit their name or length. Files that are
-        none of ours stay. `figures` counts both kinds. Raises OSError if a folder cannot be listed."""
+        none of ours stay. `figures` counts the removed files and the foreign ones (a foreign folder as one). Raises
+        OSError if a folder cannot be listed."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -249,7 +250,7 @@ class DiskFiles:
     def _write_all(self, fd: int, zero_copy: memoryview, rest: memoryview) -> None:
         """Write both parts to the file, one after the other, in as many calls as necessary. If the filesystem refuses
         O_DIRECT (EINVAL) and `zero_copy` is empty, O_DIRECT is switched off and the write repeated. Raises OSError
-        otherwise, and for a write that is cut short."""
+        otherwise, and for a write that ends inside a block."""
         parts = [zero_copy, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:

@@ -48,7 +48,8 @@ class DiskIndex:
         return self._sizes.get(key)
 
     def held_keys(self) -> list[PageKey]:
-        """Return the keys of all pages, those evicted first at the beginning."""
+        """Return the keys of all pages, in the order of the eviction policy: with `lru`, the page that is evicted first
+        is the first one; with `arc`, this holds within each of its two queues."""
         with self._lock:
             return list(self._policy)
 

@@ -99,8 +99,9 @@ def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
 
 
 def _parse(url: str) -> RedisAddress:
-    """Parse a redis, rediss or unix URL into an address. The database comes from the option `db` or the path, else it
-    is 0. Raises ValueError that says what is wrong, also for an unknown option."""
+    """Parse a redis, rediss or unix URL into an address. The database comes from the option `db` or else, unless the
+    URL is a unix one, from the path; the default is 0. Raises ValueError that says what is wrong, also for an unknown
+    option."""
     parts = urlsplit(url)
     options = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
     user, password = unquote(parts.username or ""), unquote(parts.password or "")

@@ -45,7 +45,8 @@ def redis_key(key: PageKey) -> bytes:
 
 
 class RedisBackend:
-    """Implements TierBackend."""
+    """Implements TierBackend. Redis counts as away until `maintain` has reached it for the first time. `address` is
+    called for each new connection."""
 
     name = "redis"
     local = False
@@ -115,9 +116,10 @@ class RedisBackend:
             log.info("redis answers", redis=str(self._address()))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Ask for the lengths of all values first, which also prolongs their lives. A page that is missing, longer than
-        a page may be or no string is delivered as None; the latter two count as corrupt and are deleted. Then fetch and
-        deliver the others."""
+        """Ask for the lengths of all values first, which also prolongs their lives. A page is delivered as None if it
+        is missing, if Redis is away, if it is longer than a page may be, or if Redis answers with an error (such as for
+        a value that is no string). In the latter two cases it counts as corrupt and is deleted. Then fetch and deliver
+        the others."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -134,7 +136,7 @@ class RedisBackend:
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """Write the pages that Redis does not have. Pages that it has already, from any kvstore, get a new time to
-        live. Returns how many of `pages` Redis has afterwards."""
+        live. Returns how many of `pages` Redis has afterwards, 0 if it is away."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
@@ -178,7 +180,8 @@ class RedisBackend:
     ) -> None:
         """Fetch values of these sizes into the buffers that their jobs get, and deliver them in order; jobs without a
         buffer are skipped. Up to 8 MiB of values are requested ahead, so that Redis never waits. A value whose size has
-        changed is delivered empty, an error as None. If Redis is lost, the remaining jobs are delivered as None."""
+        changed is delivered empty, one that has gone or an error as None. If Redis is lost, the remaining jobs are
+        delivered as None."""
         to_ask, asked_bytes = deque(found), 0
         asked: deque[tuple[PageJob, memoryview]] = deque()
         try:

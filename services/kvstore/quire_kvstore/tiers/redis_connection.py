@@ -83,10 +83,11 @@ class RedisConnection:
             raise RedisConnectionLost(f"sending failed: {error}") from error
 
     def read_reply(self, into: memoryview | None = None) -> Reply:
-        """Read the next answer: a status, a number, a value or None; an error is returned as ErrorReply. With `into`, a
-        value of exactly its size is received into it, and its length is returned. A value of another size is skipped,
-        and its length is returned. Raises RedisConnectionLost as `_receive_into` does, for an array, and for a value
-        over 64 KiB without `into`."""
+        """Read the next answer; its time limit begins with this call. A status or a value is returned as bytes, a
+        number as an integer, a missing value as None, and an error as ErrorReply. With `into`, a value of exactly its
+        size is received into it, and a value of another size is skipped; in both cases, the value's length is returned.
+        Raises RedisConnectionLost as `_receive_into` does, for an array or another breach of the protocol, and for a
+        value over 64 KiB without `into`."""
         self._deadline_s = time.monotonic() + self._timeout_s
         line = self._read_line()
         kind, rest = line[:1], line[1:]
@@ -121,8 +122,8 @@ class RedisConnection:
             self._socket.close()
 
     def _handshake(self, address: RedisAddress) -> None:
-        """Log in if there is a password, select the database and ping. Raises RedisConnectionLost where Redis
-        refuses."""
+        """Log in if there is a password, select the database and ping. Raises RedisConnectionLost as `execute` does,
+        and if Redis refuses a command."""
         commands: list[Sequence[Argument]] = []
         if address.password:
             user = [address.user.encode()] if address.user else []
@@ -136,7 +137,7 @@ class RedisConnection:
 
     def _read_line(self) -> bytes:
         """Receive up to the next CRLF and return the bytes before it; the CRLF is consumed. Raises RedisConnectionLost
-        as `_receive_into` does, and for a line that is longer than `_LONGEST_LINE`."""
+        as `_receive_into` does, and for a line that does not end within 4,096 bytes."""
         while True:
             have = bytes(self._buffer[self._begin : min(self._end, self._begin + _LONGEST_LINE)])
             end = have.find(b"\r\n")
@@ -166,7 +167,8 @@ class RedisConnection:
             count -= step
 
     def _end_of_value(self) -> None:
-        """Read the CRLF that must follow a value. Raises RedisConnectionLost if something else follows."""
+        """Read the CRLF that must follow a value. Raises RedisConnectionLost if something else follows, and as
+        `_receive_into` does."""
         tail = memoryview(bytearray(2))
         self._read_exactly(tail)
         if bytes(tail) != b"\r\n":
@@ -182,8 +184,9 @@ class RedisConnection:
         self._end += self._receive_into(self._buffer[left:])
 
     def _receive_into(self, memory: memoryview, flags: int = 0) -> int:
-        """Receive bytes into the memory, and return how many. Raises RedisConnectionLost for an error, at the end of
-        the connection, or where the answer has taken too long."""
+        """Receive at least one byte and at most as many as the memory holds; return how many. Raises
+        RedisConnectionLost for an error, at the end of the connection, and for bytes that come after the time limit of
+        the answer."""
         try:
             count = self._socket.recv_into(memory, len(memory), flags)
         except OSError as error:

@@ -141,8 +141,9 @@ class Tier:
         return jobs[room:]
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
-        """Queue pages, a run from its head on. They are written if they are still in RAM when their turn comes. Pages
-        for which the queue has no room are dropped and counted."""
+        """Queue the pages of a run to be written, in this order, which begins with the head of the prefix. They are
+        written if they are still in RAM when their turn comes. Pages for which the queue has no room are dropped and
+        counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
@@ -170,8 +171,8 @@ class Tier:
         self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads, drop queued jobs and close the backend. Waits up to `timeout_s`; returns False if a thread
-        still hangs in the backend, which is then not closed."""
+        """Stop the threads, drop queued jobs without an answer, and close the backend. Waits up to `timeout_s`; returns
+        False if a thread still hangs in the backend, which is then not closed."""
         with self._lock:
             self._stopping = True
             self._reads.clear()
@@ -208,7 +209,8 @@ class Tier:
     def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         """Read a batch from the backend and check each page: intact pages go to `on_page_read`, the others to
         `on_page_missed`. Damaged pages are removed from the backend. A job that gets no buffer has ended and is not
-        answered. If the backend raises, that is logged and counted, and the unanswered jobs are missed."""
+        answered. Jobs that the backend leaves unanswered are missed. If the backend raises, that is logged and
+        counted."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
@@ -219,8 +221,9 @@ class Tier:
             return view
 
         def deliver(job: PageJob, framed: memoryview | None) -> None:
-            """Check what the backend has read for a job, and answer the job with the intact page or with a miss. A
-            damaged page is removed from the backend. Does nothing for a job that has ended."""
+            """Check what the backend has read for a job, and answer the job with the intact page or with a miss. An
+            intact page's bytes are counted; a damaged page is removed from the backend. Does nothing for a job that has
+            ended."""
             if job not in open_jobs:
                 return  # it has had its answer
             intact = framed is not None and self._is_intact(job.key, framed)
@@ -247,7 +250,8 @@ class Tier:
     def _write_loop(self, callbacks: TierCallbacks) -> None:
         """Take queued writes in batches of up to `write_batch` and write them, until the tier is closed. A batch waits
         for reads to end, for 50 ms at most. When all pages of an offer are done, they are refreshed in the backend from
-        the last to the first. An exception is logged and counted. Runs in each write thread."""
+        the last to the first. An exception is logged and counted; the offers with pages in that batch are then not
+        refreshed. Runs in each write thread."""
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
@@ -282,8 +286,9 @@ class Tier:
             return [run for run in dict.fromkeys(write.run for write in batch) if not run.unwritten]
 
     def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
-        """Write the batch's pages that are still in RAM, each with its MAC if there is a key. The pages of the batch
-        that have left the RAM, or that the backend does not keep, are counted as dropped."""
+        """Write the batch's pages that are still in RAM. If there are keys, a page without a MAC under the first key
+        first gets one, in its header in RAM. The pages of the batch that have left the RAM, or that the backend does
+        not keep, are counted as dropped. Exceptions of the backend pass on."""
         with contextlib.ExitStack() as borrowed:
             views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
             pages = [(job, framed) for job, framed in views if framed is not None]
