@@ -48,7 +48,8 @@ class ApiKeys:
         self._file = file
 
     def replace(self, newest: ApiKeys) -> None:
-        """Replace the accepted keys by those of `newest`. Callable from any thread."""
+        """Replace the accepted keys by those of `newest`. The limits of callers without a key stay. Callable from any
+        thread."""
         self._entries, self._limits = newest._entries, newest._limits
         self._tenant_names = newest._tenant_names
 
@@ -118,8 +119,9 @@ def load_api_keys(
     default_limits: KeyLimits | None = None,
     check: Callable[[ApiKeys], None] = lambda keys: None,
 ) -> ApiKeys:
-    """Load the keys of the flag (`inline`) and of the key file, if `file` names one. When the file changes, its keys
-    are loaded again and replace the old ones. Keys without limits of their own get `default_limits`.
+    """Load the keys of the flag (`inline`) and of the key file, if `file` names one. When the file changes, the keys
+    are loaded again and replace the old ones; if that fails, the failure is logged and the old ones stay. Keys without
+    limits of their own get `default_limits`.
 
     Raises ConfigError for a file that cannot be read or has no key, and any error that `check` raises for the loaded
     keys.
@@ -143,7 +145,8 @@ def load_api_keys(
 @contextlib.contextmanager
 def audited(keys: ApiKeys, authorization: str, action: str, peer: str = "") -> Iterator[None]:
     """Write the outcome of an administration call to the audit log when the `with` block ends: allowed, the code of its
-    QuireError, CANCELLED or INTERNAL. The name of the key is bound to the log. Exceptions pass on."""
+    QuireError, CANCELLED or INTERNAL. The key's name, '' if it is not known, is bound to the log before. Exceptions
+    pass on."""
     outcome = ALLOWED
     bind_key_name(keys.name_of(authorization))
     try:

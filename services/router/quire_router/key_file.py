@@ -67,7 +67,7 @@ class KeyFile:
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     """Read a key file of either form: YAML that begins with `keys:`, or one plain key per line. Fields of a YAML entry
     that are left out get the default limits. Raises ConfigError for a file that cannot be read, is malformed, or has no
-    key or too many."""
+    key, or more than 10,000 in YAML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -117,8 +117,9 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
 
 def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
     """Check the fields of one entry of a YAML file: name, digest, scopes, limits within their bounds, and models.
-    Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Raises ConfigError, which
-    names the entry, counted from 1, for an unknown, missing or wrong field."""
+    Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Scopes that are left out
+    are the default ones, and limits those of `default_limits`; without models, all are allowed. Raises ConfigError,
+    which names the entry, counted from 1, for an unknown, missing or wrong field."""
 
     def bad(cause: str, fix: str) -> ConfigError:
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)

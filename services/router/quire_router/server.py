@@ -75,7 +75,8 @@ log = get_logger(__name__)
 
 class RouterService:
     """Implements AioService. HTTP and gRPC are open at once; `start` returns when the router could answer a first
-    request."""
+    request. The constructor makes all parts and binds the HTTP port. It raises ConfigError for a configuration that
+    cannot work."""
 
     name = "router"
 
@@ -215,9 +216,9 @@ class RouterService:
         )
 
     async def start(self) -> None:
-        """Open HTTP, follow discovery, and return when both a scheduler and a tokenizer are ready. If there are several
-        HTTP processes, all but the first open HTTP only then. Raises ConfigError for TLS files that cannot be used, and
-        for a configuration that `_check_peers` refuses."""
+        """Open HTTP and the admin port, start the other HTTP processes, follow discovery, and return when both a
+        scheduler and a tokenizer are ready. If there are several HTTP processes, all but the first open HTTP only then.
+        Raises ConfigError for TLS files that cannot be used, and for a configuration that `_check_peers` refuses."""
         if not self._config.http_worker:
             await self._open_http()
         await self.admin.start()
@@ -310,8 +311,9 @@ class RouterService:
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
         """Authenticate a gRPC call of any method but health's. A method that shows other tenants' requests needs the
-        scope `admin`; without any keys, such a call is refused unless the port is local or --insecure is given. Raises
-        Unauthenticated for a missing or unknown key, and PermissionDenied for a refused call or a missing scope."""
+        scope `admin`, and its key's name goes to the audit log; without any keys, such a call is refused unless the
+        port is local or --insecure is given. Raises Unauthenticated for a missing or unknown key, and PermissionDenied
+        for a refused call or a missing scope."""
         authorization = metadata.get("authorization", "")
         if path in _ADMIN_CALLS:
             if self._needs_admin_key and not self._keys:

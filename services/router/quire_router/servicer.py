@@ -64,9 +64,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._rates = rates
 
     async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
-        """Run a request and yield its responses, all at once or as they come. A cancelled call, or a client that stops
-        reading for `--client-stall-s`, aborts its sequences. Raises QuireError before the first response, for a wrong
-        key or a limit, too; a later error is the last response."""
+        """Run a request and yield its responses, all at once or as they come. Before the job starts, the request id is
+        sent as initial metadata. A cancelled call, or a client that stops reading for `--client-stall-s`, aborts its
+        sequences. Raises QuireError before the first response, for a wrong key or a limit, too; a later error is the
+        last response."""
         arrived_ns = time.monotonic_ns()
         metadata = _metadata(context)
         principal = self._keys.authenticate(metadata.get("authorization", ""))
@@ -101,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> Caller:
         """Make the caller of a request from its fields, metadata and principal. The request id is that of the field,
         else of the metadata, else a new one; it is bound to the log. The shortest of the router's, the request's and
-        the call's timeout counts."""
+        the call's timeout counts; 0 is no timeout."""
         request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
         request_id = request_id or new_request_id()
         bind_request_id(request_id)

@@ -51,7 +51,8 @@ class Watch:
 
 
 class Watchdog:
-    """All watches of the process, on one timer that `run` keeps."""
+    """All watches of the process, on one timer that `run` keeps. A tick is an eighth of the shortest of `limits_s`, but
+    at least 0.01 s and at most 0.25 s."""
 
     def __init__(self, *limits_s: float) -> None:
         self.tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, min(limits_s) / _TICKS_PER_LIMIT))

@@ -62,7 +62,8 @@ class DecodeSide(Protocol):
 
 
 class Handoff:
-    """The KvRoute of a hand-off. To begin, submit the sequence to `source`, the prefill side, and call `reserve`."""
+    """The KvRoute of a hand-off. An attempt is one run of the sequence at an engine; its handle is the number by which
+    the session knows it. To begin, submit the sequence to `source`, the prefill side, and call `reserve`."""
 
     def __init__(
         self, sequence: SequenceState, source: TransferSource, transfers: Transfers, migrator: Migrator
@@ -83,7 +84,7 @@ class Handoff:
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
         """Send a reservation under `handle` to the decode side `session`, for the sequence that is prefilled elsewhere.
         `load` is the load that placement has reserved for the sequence at that replica; the load is released when the
-        pages are there."""
+        pages are there or the hand-off ends."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -95,8 +96,8 @@ class Handoff:
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
         """Begin the pull with the first ticket: keep its transfer and renew its lease. If there is a reservation, pass
-        the ticket on to the decode side. Later tickets are ignored, because a sequence that starts again at the prefill
-        side keeps its first ticket."""
+        the ticket on to the decode side. A later ticket is ignored, because a sequence that starts again at the prefill
+        side keeps its first one; so is a ticket that comes after the sequence has left the prefill side."""
         if self.step is not Step.PREFILL or self._ticketed:
             return
         self._ticketed = True
@@ -116,12 +117,13 @@ class Handoff:
         self._migrator.prefill_ended(self._sequence)
 
     def take_over(self) -> str:
-        """Move the sequence to its reservation: begin the attempt under the reservation's handle, and send the decode
-        side the tokens that the prefill side has sampled since. If the prefill had not ended or no ticket came, tell
-        the decode side that there is nothing to pull. The transfer of an unfinished prefill is released.
+        """Move the sequence to its reservation: begin the attempt under the reservation's handle, as admitted if the
+        reservation is, and send the decode side the tokens that the prefill side has sampled since. If the prefill had
+        not ended, or no ticket or no token came, tell the decode side that there is nothing to pull. A prefill that had
+        not ended is counted as lost, and its transfer is released.
 
         Returns the instance of the decode side. Returns '' if there is no reservation, or if the sequence had left the
-        prefill side before.
+        prefill side before; in both cases it has left it now.
         """
         sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
@@ -169,8 +171,8 @@ class Handoff:
         return self._pull.timings
 
     def close(self) -> None:
-        """End the hand-off: cancel a reservation that was not used at the decode side, and release the transfer and the
-        reserved load. Idempotent."""
+        """End the hand-off: at the decode side, cancel a reservation that was not used, and count it; release the
+        transfer and the reserved load. Idempotent."""
         if self.step is Step.OVER:
             return
         self.step = Step.OVER

@@ -70,8 +70,8 @@ class TicketManager:
 
     async def begin_route(self, sequence: SequenceState) -> None:
         """Give the sequence the KV route that its job asks for. For an export, the engine keeps the pages for the
-        client. For a pull, fetch the ticket of the transfer that the client names; if that fails, count and log the
-        reason, and the engine computes the pages. Otherwise do nothing.
+        client. For a pull, fetch the ticket of the transfer that the client names, and count the outcome; if that
+        fails, the reason is logged, and the engine computes the pages. Otherwise do nothing.
 
         Call before the sequence is submitted. Siblings share the pages that this sequence pulls.
         """
@@ -86,7 +86,8 @@ class TicketManager:
 
     async def _route_pull(self, sequence: SequenceState, source: KvSource) -> str:
         """Ask the engine that the client names for the ticket of the transfer, and give the sequence a route with this
-        ticket. The address that the client gives must be the one from discovery.
+        ticket. A host or port that the client gives must be that of discovery. The lease of the transfer is renewed
+        from then on.
 
         Returns a label for metrics: `used`, or why there is no route: `unknown_engine`, `other_address`,
         `unknown_transfer`, `no_answer` or `bad_ticket`.

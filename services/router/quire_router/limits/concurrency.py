@@ -2,9 +2,9 @@
 once.
 
 With Redis, each router has a lease in Redis, which says how many sequences the router runs. One place is one sequence.
-A call to Redis asks for all requests that wait when the call begins. So a request waits for two calls at most, however
-many requests wait. Places are given back in the background. While Redis does not answer, each router counts only its
-own places.
+A call to Redis asks for all requests that wait when the call begins. So a request usually waits for two calls at most,
+however many requests wait. Places are given back in the background. While Redis does not answer, each router counts
+only its own places.
 """
 
 from __future__ import annotations

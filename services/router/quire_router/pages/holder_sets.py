@@ -33,8 +33,8 @@ class HolderSets:
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
         """Add and remove the holders of two bit masks in the sets of many pages. `numbers` has the number of each
-        page's present set. Returns the new number of each page's set, and how many pages have another set. Sets that no
-        page has any more are forgotten."""
+        page's present set, for one page at least; a holder in both masks is removed. Returns the new number of each
+        page's set, and how many pages have another set. Sets that no page has any more are forgotten."""
         # Pages of a chain have the same holders for long stretches.
         starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
         lengths = np.diff(starts, append=len(numbers))

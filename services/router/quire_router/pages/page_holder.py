@@ -36,7 +36,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:
-    """A frame of a stream: the changes `first` to `last`, or a part of a snapshot as of `last`."""
+    """A frame of a stream: the changes `first` to `last`, or a part of a snapshot as of `last`. `complete`: this part
+    of the snapshot is the last. `cleared`: the holder has dropped all pages that it had before."""
 
     epoch: Epoch
     first: int
@@ -54,10 +55,10 @@ class PageUpdate:
 
 
 class PageHolder:
-    """`moved` is called with the number under which the directory has the holder's pages, at first and when the number
-    changes; -1: the holder has no pages. Its other argument is the life (boot id) of which the directory has every
-    page, as of the last frame; 0: some may be missing. `epoch` and `sequence` are the place at which the stream may
-    resume; None: it cannot."""
+    """`moved` is called with two values when one of them has changed. The first is the number under which the directory
+    has the holder's pages; -1: the holder has no pages. The second is the life (boot id) of which the directory has
+    every page, as of the last frame; 0: some may be missing. `epoch` and `sequence` are the place at which the stream
+    may resume; None: it cannot."""
 
     def __init__(self, directory: PageDirectory, moved: Callable[[int, int], None]) -> None:
         self.epoch: Epoch | None = None
@@ -74,8 +75,9 @@ class PageHolder:
         self._pool = (b"", 0)
 
     def apply(self, update: PageUpdate) -> None:
-        """Apply a frame, a change or a part of a snapshot, to the directory, and report the new state to `moved`.
-        Raises PageGap if changes were missed."""
+        """Apply a frame, a change or a part of a snapshot, to the directory, and report a new state to `moved`. The
+        pages of a snapshot count only when its last part has come. Raises PageGap if changes were missed, or if a
+        change comes while a snapshot is incomplete."""
         if update.snapshot:
             self._apply_snapshot(update)
             return
@@ -105,8 +107,8 @@ class PageHolder:
         self._take_number(-1)
 
     def _apply_change(self, update: PageUpdate) -> None:
-        """Apply a frame of changes: a clear, removed pages, stored pages. Raises PageGap unless it follows on the last
-        frame."""
+        """Apply a frame of changes: a clear, removed pages, stored pages. Raises PageGap if it does not follow on the
+        last frame, or if a snapshot is incomplete."""
         if update.epoch != self.epoch or update.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {update.first} of {update.epoch} after {self.sequence} of {self.epoch}")
         if update.cleared:
@@ -118,7 +120,8 @@ class PageHolder:
 
     def _apply_snapshot(self, update: PageUpdate) -> None:
         """Collect a part of a snapshot under a new number, which replaces the former number when the snapshot is
-        complete. If the epoch has changed, drop the former pages at once."""
+        complete. Then the stream may resume at this snapshot. A part of another snapshot drops the parts that were
+        collected before. If the epoch has changed, drop the former pages at once."""
         if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
             if update.epoch != self._pages_epoch:

@@ -42,8 +42,8 @@ class PageIndex:
         return len(self._sets)
 
     def add(self, holder: int, keys: Keys, *, distinct: bool = False) -> int:
-        """Add a holder's pages. Returns how many of them the holder did not have. Pages without room are counted in
-        `dropped`. `distinct`: no key occurs twice."""
+        """Add a holder's pages. Returns how many pages the holder has more than before. Pages without room are not
+        added, and count in `dropped`. `distinct`: no key occurs twice."""
         slots = self._table.put(keys if distinct else np.unique(keys))
         if len(slots) and slots.min() < 0:
             self.dropped += int((slots < 0).sum())

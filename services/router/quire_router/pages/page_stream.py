@@ -45,8 +45,9 @@ class PageStream:
         self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Follow the holder's page events until cancelled, then forget the holder's pages. A stream that breaks is
-        opened again after a backoff. If an event is missing, the stream is opened again at once."""
+        """Follow the holder's page events until cancelled, then forget the holder's pages and close the channel. A
+        stream that breaks is opened again after a backoff. If events were missed, the stream is opened again at once,
+        and begins with a snapshot."""
         channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
@@ -72,9 +73,10 @@ class PageStream:
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
-        Then start the timer of `page_grace_s`, after which the holder's pages are forgotten. The first frame of the
-        next stream stops this timer. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and
-        QuireError for a malformed frame."""
+        Then start the timer of `page_grace_s`, after which the holder's pages are forgotten, unless the timer runs
+        already. The first frame of the next stream stops this timer. Counts open streams and complete snapshots in the
+        metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and QuireError for a
+        malformed frame."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
@@ -123,7 +125,7 @@ class PageStream:
 
 def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
     """Convert a frame from the wire. Stored and removed pages are grouped by namespace and group; removed pages that
-    name neither get an empty namespace."""
+    name neither get an empty namespace and group 0. A frame without a first number is a single change."""
     removed = _by_pool(frame.removed_pages)
     if frame.removed:
         removed.append(Pool(b"", 0, frame.removed))

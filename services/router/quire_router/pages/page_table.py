@@ -35,7 +35,7 @@ _LOWEST = np.array([0, *((bits & -bits).bit_length() - 1 for bits in range(1, 25
 
 
 class PageTable:
-    """A table for at least `max_pages` keys. Keys must be uniformly distributed, such as parts of sha256; 0 is not a
+    """A table for at most `max_pages` keys. Keys must be uniformly distributed, such as parts of sha256; 0 is not a
     key."""
 
     def __init__(self, max_pages: int) -> None:
@@ -75,8 +75,8 @@ class PageTable:
 
     def put(self, keys: Keys) -> Slots:
         """Insert the missing ones of these distinct keys with the value 0. A key goes to its first bucket or, if that
-        is nearly full, to the emptier of its two; if both are full, another key moves. Returns the slot of each key; -1
-        if there is no room."""
+        is nearly full, to the emptier of its two; if both are full, another key moves. Returns the slot of each key. It
+        is -1 if the table has `max_pages` keys already, or if no key can move."""
         slots = self.find(keys)
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):
@@ -129,8 +129,8 @@ class PageTable:
         require(bool(found.all()), "a key is not found, or is there twice")
 
     def _insert_by_moving(self, key: Keys) -> None:
-        """Insert one key whose two buckets are full: move a key of these buckets to its own other bucket, and take its
-        slot. Does nothing if no key can move."""
+        """Insert one key whose two buckets are full: move a key of these buckets with its value to its own other
+        bucket, and take its slot with the value 0. Does nothing if no key can move."""
         for bucket in (self._first(key), self._second(key)):
             others = self._rows[bucket[0]]
             first, second = self._first(others), self._second(others)

@@ -22,8 +22,8 @@ _TICK_S = 0.5
 
 
 class PageWatchers:
-    """The streams of all holders. All methods run in the event loop. `moved` is called with each holder's service,
-    instance, number and life."""
+    """The streams of all holders. All methods run in the event loop. `moved` is called with a holder's service,
+    instance, number and life when the number or the life has changed; see PageHolder."""
 
     def __init__(
         self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int, int], None]

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
     """The parameters of the decision. `least_tokens`: with fewer uncached tokens, a request is never disaggregated.
-    `threshold_tokens`: while nothing is measured, it is disaggregated from this number on. `interference`: how much a
-    second of prefill delays each sequence that decodes on the same replica, as seconds of the request's own time.
-    `load_cost`: as in PrefillWork. `whole_too`: replicas that run whole requests may also prefill for others. Without
-    `by_rates`, the number of tokens always decides."""
+    `threshold_tokens`: while nothing is measured, it is disaggregated from this number of uncached tokens on.
+    `interference`: how much a second of prefill delays each sequence that decodes on the same replica, as seconds of
+    the request's own time. `load_cost`: the cost of loading a token from a kvstore, relative to computing it.
+    `whole_too`: replicas that run whole requests may also prefill for others. Without `by_rates`, the number of tokens
+    always decides."""
 
     least_tokens: int = 256
     threshold_tokens: int = 2048
@@ -60,9 +61,10 @@ class Disaggregation:
         self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
-        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. One row runs
-        the whole request if few tokens are uncached, if no two rows fit together, or if two rows would not be faster.
-        There must be at least one row. Counts the decision, except where no row has one of the two roles."""
+        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. One row, which
+        the policy for whole requests has chosen, runs the whole request in four cases: no row has one of the two roles,
+        fewer than `least_tokens` tokens are uncached at that row, no two rows fit together, or two rows would not be
+        faster. There must be at least one row. Counts the decision in the metrics, except in the first case."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)
@@ -81,7 +83,7 @@ class Disaggregation:
     def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
         """Return the two rows that prefill (one of `able`) and decode (one of `behind`), or None if no two rows fit
         together. Without a policy for pairs, `whole` decodes, and the prefill side is another row with the same model
-        and page pool."""
+        and page pool, chosen by the policy for the prefill side."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
             return policies.pairs.choose(request, able, behind)
@@ -95,9 +97,10 @@ class Disaggregation:
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
     def _split_pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
-        """Whether the second token comes sooner with the pair than with `whole`, counting queues and the delay of the
-        other requests there. Pages travel during the prefill, so the longer of both times counts. If rates are not
-        measured, the number of uncached tokens must reach `threshold_tokens`."""
+        """Whether the second token comes sooner with the pair than with `whole`, counting the queues at `whole` and at
+        the prefill side, and the delay of the sequences that run there. Pages travel during the prefill, so the longer
+        of both times counts. If rates are not measured, or `by_rates` is off, the uncached tokens at `whole` must reach
+        `threshold_tokens` instead."""
         table, sides = self._table, np.array([whole, pair.prefill])
         uncached = self._uncached(request, sides)
         if pair.pull_s is None or not self._options.by_rates:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class LoadReservation:
-    """The reserved load of a request on its way. Its prompt counts as pending at the replica until `release`. `pulled`:
-    tokens whose pages come from another replica; they count from `start_pull` on. `near`: that replica is on the same
-    host. `held_tokens`: see PrefixView."""
+    """The reserved load of a request on its way. `tokens`, the uncached tokens of its prompt, count as pending at the
+    replica until `release`. `pulled`: tokens whose pages come from another replica; they count from `start_pull` on.
+    `near`: that replica is on the same host. `held_tokens`: see `PrefixView.held`."""
 
     __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "held_tokens", "row")
 
@@ -51,9 +51,9 @@ class LoadReservation:
 
     def release(self) -> None:
         """Remove the request's tokens from the replica's counts of pending and pulled tokens. If the replica has not
-        reported its load since the reservation, remove them from the tokens sent, too. Call when the request has its
-        first token or its pages there, or never will. Idempotent. Does nothing if the row belongs to another replica by
-        now."""
+        reported its load since the reservation, remove them from the tokens sent, too. The count of sequences sent
+        stays until the next report. Call when the request has its first token or its pages there, or never will.
+        Idempotent. Does nothing if the row belongs to another replica by now."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens

@@ -48,9 +48,10 @@ class PairCost:
         self._decodes, self._partners = LowestCost(), LowestCost()
 
     def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
-        """Return the pair that costs least, with a row of `able` that prefills and another row of `behind` that
-        decodes. Only three pairs are compared: that of the cheapest decode side, the best within one host and, if
-        neither exists, that of the cheapest prefill side. Returns None if these have no compatible pages."""
+        """Return the cheaper of two pairs of a row of `able` that prefills and another row of `behind` that decodes:
+        the best pair of the decode side that is cheapest with a pull from another host, and the best pair of the decode
+        side that `nearest` returns. If neither side has a compatible partner, return the best pair of the cheapest
+        prefill side, or None if that has no partner either."""
         sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]
@@ -100,7 +101,7 @@ class _Sides:
 
     def nearest(self) -> int | None:
         """Return the position of the decode side that is best together with a prefill side on its own host; None if no
-        host has both."""
+        known host has both. It does not check that the two are different rows with compatible pages."""
         hosts = self.table.host[self.able], self.table.host[self.behind]
         count = 1 + int(hosts[1].max())
         if count == 1:

@@ -46,14 +46,15 @@ class PlacementRequest:
         return (self.tokens - 1) // page_size * page_size
 
     def chains(self, pool: PagePool) -> Sequence_[Keys]:
-        """Return the keys of all full pages, for each group of the pool. Hashes are computed once per page size."""
+        """Return the keys of all full pages of prompt and output, for each group of the pool. Hashes are computed once
+        per page size."""
         hashes = self._hashes.get(pool.page_size)
         if hashes is None:
             hashes = self._hashes[pool.page_size] = self._named(self.tokens, pool.page_size)
         return [page_keys(pool.namespace, group, hashes) for group in range(pool.groups)]
 
     def head(self, pool: PagePool) -> Keys:
-        """Return the key of the first page in the first group; None if that page is not full."""
+        """Return the key of the first page in the first group; an empty array if that page is not full."""
         return page_keys(pool.namespace, 0, self._named(pool.page_size, pool.page_size))
 
     def _named(self, tokens: int, page_size: int) -> list[bytes]:

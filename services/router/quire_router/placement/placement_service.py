@@ -33,7 +33,7 @@ class HeldPages(NamedTuple):
 
 
 class PlacementService:
-    """`placer` places requests. `wants_pages` says whether it uses kvstores."""
+    """`placer` places requests. `wants_pages` says whether the configured policy uses the page index."""
 
     def __init__(self, config: RouterConfig, table: ReplicaTable, row_of: Callable[[str], ReplicaRow | None]) -> None:
         self.wants_pages = config.placement in PAGE_AWARE
@@ -70,8 +70,9 @@ class PlacementService:
 
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
         """Record the number under which the directory has an instance's pages now (-1: none); called when its number or
-        life changes. For a scheduler, also write the number to its row of the replica table. For a kvstore, record the
-        life (boot id) of which the directory has every page; 0 (some are missing) removes the record."""
+        life changes. For a scheduler, also write the number to its row of the replica table. For a kvstore, write the
+        number to the PrefixView, and record there the life (boot id) of which the directory has every page; 0 (some are
+        missing) removes the record."""
         self._holders.pop((service, instance), None)
         if number >= 0:
             self._holders[service, instance] = number

@@ -61,7 +61,8 @@ class Placer:
     def _reserve(self, request: PlacementRequest, row: int) -> LoadReservation:
         """Reserve the load of the request's uncached prompt at a row, and record in the page directory that its pages
         are expected there. Adds the tokens that caches should have to `expected_tokens`. With a single replica or
-        without a view of pages, all tokens count as uncached, and nothing is recorded in the directory."""
+        without a view of pages, all tokens count as uncached, and nothing is recorded in the directory. The reservation
+        keeps the result of `PrefixView.held`, also with a single replica."""
         cached, held = 0, self._view.held(request, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class PrefillWork:
-    """`cache_weight`: the cost of a token that is computed although another replica has it, relative to a token that
-    waits in the queue. Such a token costs more than 1, because later requests have to wait for this work too.
-    `load_cost`: the cost of loading a token from a kvstore, relative to computing it."""
+    """`cache_weight`: the cost of an uncached token of the request, relative to a token that waits in the queue. It
+    should be more than 1, because later requests have to wait for this work too. `load_cost`: the cost of loading a
+    token from a kvstore, relative to computing it."""
 
     def __init__(self, table: ReplicaTable, view: PrefixView, cache_weight: float, load_cost: float) -> None:
         self._table = table
@@ -26,8 +26,9 @@ class PrefillWork:
         self._load_cost = load_cost
 
     def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
-        """Return the prompt tokens that each row computes before the request's first token: its queue, and the
-        request's uncached tokens times `cache_weight`. A token in a kvstore counts as a part of a token."""
+        """Return the weighted number of prompt tokens that each row computes before the request's first token: its
+        queue, and the request's uncached tokens times `cache_weight`. A token that only a kvstore has counts as
+        `load_cost` of a token."""
         device, stored = self._view.cached(request, rows)
         loaded = np.maximum(stored - device, 0)
         own = request.tokens - device - (1.0 - self._load_cost) * loaded

@@ -33,9 +33,9 @@ class PrefixView:
         self._clock = clock
 
     def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each row, the number of the request's leading tokens that its device has, and the number that a
-        kvstore has. The last token never counts. All are 0 for a sequence that reads no cache, and for rows whose pages
-        the router does not know."""
+        """Return, for each row, the number of the request's leading tokens that its device has, and the largest number
+        that a kvstore has. Pages that are only expected at the row count, too. The last token never counts. All are 0
+        for a sequence that reads no cache, and for rows whose pages the router does not know."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if not request.sequence.reads_cache:
             return device, stored
@@ -51,7 +51,8 @@ class PrefixView:
     def held(self, request: PlacementRequest, row: int) -> int | None:
         """Return the number of leading tokens whose pages some holder has, or is expected to have; 0 if nobody has the
         first page. The row's kvstore has no page beyond these. Returns None if the directory does not know all pages of
-        that kvstore, if there is none, or if the sequence reads no cache.
+        that kvstore, if there is none, if the sequence reads no cache, or if no replica of the row's pool has reported
+        its names of pages.
 
         Pages of engines count too, because a page that an engine has, or will compute, may reach a kvstore before the
         kvstore's event comes.
@@ -69,8 +70,9 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """Record in the directory that the row will have the request's pages soon, since the request goes there. Pages
-        that the row has reported are left out. Does nothing if the router does not know the row's pages."""
+        """Record in the directory that the row will have the request's pages soon, since the request goes there.
+        Leading pages that the row has reported, according to an earlier lookup for this request, are left out. Does
+        nothing if the router does not know the row's pages."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Ways(NamedTuple):
     """The seconds of a pull to each row, from a worker of another host and from a worker of its own host. `measured`:
-    whether they follow from measured rates."""
+    whether the rate of pulls and the prefill rate are both known, so that they follow from measured rates."""
 
     far: Costs
     near: Costs
@@ -38,8 +38,8 @@ class PullWork:
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
         """Return, for each row, the time of a pull of the request's missing pages, from another host and from the same
-        host, including the pulls before it. A row without measured rates is estimated by `pull_cost`. The unit is
-        seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
+        host, including the pulls of this router's other requests to that row. A row without measured rates is estimated
+        by `pull_cost`. The unit is seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)

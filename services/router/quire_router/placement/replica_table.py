@@ -47,7 +47,8 @@ class PagePool(NamedTuple):
 
 
 class ReplicaTable:
-    """Columns have the length of `size`. Rows without an owner accept no request."""
+    """`size` is the number of rows that were ever used. Columns have at least this length, because they grow by
+    doubling. Rows without an owner accept no request."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -164,7 +165,7 @@ class ReplicaTable:
     def pull_rates(self, rows: Rows) -> tuple[Figures, Figures]:
         """Return the bytes of pages per second that each row pulls from other hosts, and from its own host. A rate that
         was not measured is the best one of its model, or follows from the row's other rate. The rate within a host is
-        at least twice the other. Both are 0 if neither is measured."""
+        at least twice the other. Both are 0 if neither is measured for the row or its model."""
         own_far, own_near = self.pull_rate[rows], self.near_rate[rows]
         far = np.where(own_far > 0.0, own_far, self._best(self.pull_rate, rows))
         near = np.where(own_near > 0.0, own_near, self._best(self.near_rate, rows))

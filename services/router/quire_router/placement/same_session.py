@@ -32,8 +32,8 @@ class WithoutCrowds:
 
 
 class SameSession:
-    """A score: the replica of the session costs nothing, and the others cost more. Without a session, the load of the
-    batch decides."""
+    """A score by which each session puts the replicas in an order of its own, the same in all routers. The first
+    replica of this order costs least. Without a session, the load of the batch decides."""
 
     def __init__(self, table: ReplicaTable) -> None:
         self._table = table

@@ -46,11 +46,11 @@ class Chooser:
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
         """Choose a replica that can take the sequence and its siblings (`weight` sequences in all) now, and reserve
-        their load there. A replica that the table names but that cannot take the sequence is skipped, and its row is
-        corrected. Returns None if no replica can.
+        their load there. The sequence keeps the reservation. A replica that the table names but that cannot take the
+        sequence is skipped, and its row is corrected. Returns None if no replica is left.
 
-        Replicas in `shunned` are left out. The replica `avoid`, and replicas whose role does not fit, are chosen only
-        if there is no other.
+        Replicas in `shunned` are left out. The replica `avoid` is left out if the table names any other replica for the
+        sequence, even if none of the others can take the sequence. Replicas whose role does not fit are tried last.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
@@ -69,8 +69,9 @@ class Chooser:
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
         """Choose a replica for one new sequence or, if that is faster, one replica to prefill it and another to decode
-        it. Reserve its load at each; if one of them cannot take it now, release both and choose again. Returns None if
-        no replica can take the sequence now. Replicas in `shunned` are left out."""
+        it. Reserve its load at each; the sequence keeps the reservation of the replica that begins it. If one of them
+        cannot take it now, release both, correct its row, and choose again without it. Returns None if no replica can
+        take the sequence now. Replicas in `shunned` are left out."""
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)

@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 class Fleet:
     """All replicas, by instance. All methods run in the event loop. `lost` is called for each sequence that a replica
-    has dropped."""
+    has dropped, and `changed` at each change of discovery's list or of a replica."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Fleet:
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Apply the newest list of discovery: connect new schedulers, and drop schedulers that have left or have
         another address. A scheduler with another address is connected anew. Sequences of dropped schedulers move to
-        other replicas. Reports the change."""
+        other replicas. A dropped scheduler's model stays known, with the capabilities of its remaining replicas if
+        there are any. Reports the change."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
@@ -85,8 +86,9 @@ class Fleet:
         self._changed()
 
     def models(self) -> list[ModelInfo]:
-        """Return every model that a replica has ever reported, in the order of the first reports. A model stays in the
-        list while no replica that runs it is healthy."""
+        """Return every model that a replica has ever reported, in the order of the first reports; of models with the
+        same name, the one that was reported last. A model stays in the list while no replica that runs it is
+        healthy."""
         return list(self._models.values())
 
     def accepting(self, sequence: SequenceState) -> list[Replica]:

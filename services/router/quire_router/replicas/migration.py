@@ -81,9 +81,9 @@ class Migration:
 
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Find another engine for a sequence whose engine was lost or has dropped it, or let the sequence wait for an
-        engine. A hand-off's decode side comes first. The sequence fails if it has lost too many engines, or if this
-        router is closing. If the sequence has all its tokens, it needs no engine, and only waits for their text. A
-        sequence that has ended is ignored.
+        engine. The decode side that a hand-off has reserved comes first. The sequence fails if it has lost too many
+        engines, if no engine has run it and all replicas are full, or if this router is closing. If the sequence has
+        all its tokens, it needs no engine, and only waits for their text. A sequence that has ended is ignored.
 
         A refusal before any engine had admitted the sequence does not count as a lost engine. An engine that has
         refused is not asked again for a while.
@@ -126,8 +126,8 @@ class Migration:
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Record that the sequence's decode side was lost before the first token. The sequence goes on at its prefill
-        side, but fails if it has lost too many engines. A replica that has refused the reservation is not asked again
-        for a while."""
+        side, but fails if it has lost too many engines, or if no engine has run it and all replicas are full. A replica
+        that has refused the reservation is not asked again for a while."""
         history = self._history_of(sequence)
         history.leave_engine(failure.instance)
         log.info("decode side lost ahead of the first token", **_log_fields(sequence, failure))
@@ -151,7 +151,7 @@ class Migration:
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
         """Fail the sequence if it has lost too many engines in a row without a new token. Also fail it, with the
         failure's error, if no engine has run it yet and every replica that could take it has said that it is full.
-        Returns whether the sequence has failed."""
+        Records in the history which replicas were full. Returns whether the sequence has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:
@@ -195,9 +195,10 @@ class Migration:
             self._wait(sequence, history)
 
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
-        """Submit the sequence to a replica that can take it now. A new sequence may be split between a prefill and a
-        decode side. Replicas that refused the sequence lately are left out, and the replica that the sequence left last
-        is taken only if there is no other. Returns False if there is no such replica."""
+        """Submit the sequence to a replica that can take it now. A new sequence without siblings may be split between a
+        prefill and a decode side (see `_may_prefill_elsewhere`). For all other sequences, replicas that refused the
+        sequence lately are left out. The replica that the sequence left last is taken only if the replica table names
+        no other. Returns False if no replica can take the sequence now."""
         if _may_prefill_elsewhere(sequence):
             return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
@@ -225,8 +226,8 @@ class Migration:
         self._wake_at(history.next_due_s(now_s))
 
     def _serve_waiting(self) -> None:
-        """Try to place each sequence that waits. Fail those that have waited `--migration-wait-s` in all since their
-        last token, and set the timer for the next try."""
+        """Try to place each sequence that waits. Fail those that cannot be placed and have waited `--migration-wait-s`
+        in all since their last token, and set the timer for the next try."""
         self._due_s = float("inf")
         now_s = asyncio.get_running_loop().time()
         for sequence in list(self._pending.waiting.values()):
@@ -276,7 +277,8 @@ def _log_fields(sequence: SequenceState, failure: EngineFailure) -> dict[str, st
 
 
 def _record_migration(sequence: SequenceState, history: MigrationHistory, instance: str) -> None:
-    """Record in the log, the metrics and the trace that a sequence has lost its engine and was sent to `instance`."""
+    """Record in the log, the metrics and the trace that a sequence has lost its engine and was sent to `instance`. The
+    history counts the migration, and the sequence no longer counts as without an engine."""
     us = history.find_engine()
     metrics.migrations.labels(history.reason).inc()
     metrics.migration_wait.observe(us / 1e6)

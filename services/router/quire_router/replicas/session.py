@@ -129,8 +129,8 @@ class Session:
             self._out.release_transfer(transfer_id)
 
     def abort(self, sequence: SequenceState) -> None:
-        """Stop a sequence at the scheduler and at the tokenizer, and release its load; later messages about the
-        sequence are ignored. Idempotent."""
+        """Stop a sequence at the scheduler (while the session is open) and at the tokenizer, and release its load;
+        later messages about the sequence are ignored. Idempotent."""
         if self.sequences.pop(sequence.handle, None) is not None:
             sequence.placement.release_load()
             self.detokenizer.close(sequence.handle)
@@ -138,8 +138,9 @@ class Session:
 
     async def run(self, model: str, opened: Callable[[], None]) -> None:
         """Open the stream, call `opened` at the scheduler's welcome, and apply the scheduler's messages until the
-        stream ends. `model` is the name of the scheduler's model, for metrics. Raises QuireError if the stream breaks,
-        if the welcome takes ten seconds, or if the scheduler is silent longer than its heartbeats allow.
+        stream ends. Returns if the scheduler ends the stream. `model` is the name of the scheduler's model, for
+        metrics. Raises QuireError if the stream breaks, if the welcome takes ten seconds, or if the scheduler is silent
+        longer than its heartbeats allow.
 
         When the stream ends, all sequences and reservations of the session are lost. No message of this stream is
         applied later, because its call has ended and its handles are out of the tables.

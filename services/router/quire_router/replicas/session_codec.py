@@ -27,7 +27,9 @@ log = get_logger(__name__)
 
 def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep:
     """Convert a message of the scheduler `instance` to plain values: admissions, prompt logprobs, ends, rows of new
-    tokens, failures, pulls and prefills. Raises InvalidArgument for columns that contradict each other."""
+    tokens, failures, pulls and prefills. A ticket that cannot be read is logged and becomes None. Raises
+    InvalidArgument for a column that cannot be read or prompt logprobs that contradict each other, and ValueError or
+    IndexError for such logprobs of new tokens."""
     finished = message.finished
     prefilled = message.prefilled
     return SessionStep(

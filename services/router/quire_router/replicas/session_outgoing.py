@@ -117,8 +117,9 @@ class SessionOutgoing:
 
     def _next(self) -> sb.SessionRequest:
         """Make the next message. It has up to 64 submits and about 256 KiB, then handovers if no submit is left, and
-        all aborts, renewals and releases. Handles that are no longer in the session's tables are left out. If a submit
-        cannot be made, only this submission fails."""
+        all aborts, renewals and releases. Submits and handovers whose handles are no longer in the session's tables are
+        left out, so the message may be empty. If a submit cannot be made, this is logged, and only this submission
+        fails."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()

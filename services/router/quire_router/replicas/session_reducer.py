@@ -25,7 +25,8 @@ _SUSPECT = ("session_lost", "silent", "session_failed")
 
 class SessionReducer:
     """Applies the messages of one session. `sequences` and `reservations` are the session's tables, by handle. Rows
-    whose handles are not in these tables any more are skipped.
+    whose handles are not in these tables any more are skipped. A row has a sequence's tokens of one engine step. A
+    sequence's KV route has its pages transferred between engines.
 
     `lost` is called for every sequence that the scheduler has dropped before its end. `row` gets the measured speeds of
     prefill and of KV pulls.
@@ -70,10 +71,10 @@ class SessionReducer:
             self._apply_prefill(prefilled)
 
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
-        """Report all sequences and reservations as lost, because the session has ended, and empty both tables. If a
-        request may have caused an end with this `reason`, the sequences that the engine had admitted become suspects;
-        the others and the reservations are bystanders. `unreachable`: the connection was lost, so the engine may still
-        run."""
+        """Report all sequences and reservations as lost, because the session has ended, and empty both tables. Release
+        the sequences' loads, and close them on the Detokenize stream. If a request may have caused an end with this
+        `reason`, the sequences that the engine had admitted become suspects; the others and the reservations are
+        bystanders. `unreachable`: the connection was lost, so the engine may still run."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -90,9 +91,10 @@ class SessionReducer:
             reservation.lost(waited)
 
     def _apply_failures(self, failed: Sequence[Failed]) -> None:
-        """Drop the sequences and reservations that the scheduler has failed. If the request itself is at fault, the
-        sequence fails; otherwise it is reported as lost, so that another engine takes it. Admitted sequences that
-        failed with the same code in one message share one cause, such as a lost worker."""
+        """Drop the sequences and reservations that the scheduler has failed, and close the sequences on the Detokenize
+        stream. If the request itself is at fault, the sequence fails; otherwise it is reported as lost, so that another
+        engine takes it. Admitted sequences that failed with the same code in one message share one cause, such as a
+        lost worker."""
         ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
             if (sequence := self._sequences.get(handle)) is not None and sequence.admitted:

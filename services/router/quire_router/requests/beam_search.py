@@ -164,7 +164,8 @@ class BeamSearch:
         costs: _Costs,
     ) -> None:
         """Run one job that generates the next token of every live beam, and grow the searches by these tokens. The job
-        may take the time that the whole request has left. Changes `searches` and `costs`."""
+        may take the time that the whole request has left. Changes `searches`, and after the first step the cached
+        tokens of `costs`. Raises the QuireError that ended the job."""
         await asyncio.sleep(0)  # a step of many beams is built in its own turn of the event loop
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(
@@ -195,8 +196,10 @@ class BeamSearch:
             search.grow([next(following) for _ in search.live], job, end_ids)
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam, tenant: str) -> Delta:
-        """Make the delta of a beam, with its text (decoded by a tokenizer), its ids and its finish reason. The delta
-        has logprobs if the job asks for them. `index` is the number of the answer."""
+        """Make the delta of a beam, with its text (decoded by a tokenizer), all its ids and its finish reason. The text
+        is without the end token, unless the job includes stop strings. The stop reason is the end token if the job, and
+        not only the model, names it. The delta has logprobs if the job asks for them. `index` is the number of the
+        answer."""
         stop_id = int(beam.ids[-1]) if beam.stopped else None
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
         text = ""
@@ -208,8 +211,9 @@ class BeamSearch:
         return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
     async def _logprobs(self, beam: Beam, characters: int, tenant: str) -> tuple[list[LogprobEntry], list[int]]:
-        """Return a beam's logprob entries and its character offsets; fetch the bytes of all tokens in the entries. If
-        the beam is long, a thread does the work."""
+        """Return a beam's logprob entries, and the character offset after each of its tokens, at most `characters`, the
+        length of the text; fetch the bytes of all tokens in the entries. If the beam is long, a thread does the
+        work."""
         heavy = sum(map(len, beam.entries)) > MOST_VALUES * _VALUE_BYTES
         aside = partial(off_loop, heavy=heavy, tenant=tenant)
         entries = await aside(lambda: list(map(unpack_entry, beam.entries)))

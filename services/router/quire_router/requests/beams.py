@@ -61,9 +61,9 @@ class Search:
 
     def grow(self, entries: Sequence[LogprobEntry], job: GenerateJob, end_ids: NDArray[np.int32]) -> None:
         """Grow the live beams by one token. `entries` has, for each live beam, the alternatives of its next token. The
-        `job.n` likeliest continuations become the live beams. Continuations that end in one of `end_ids` move to
-        `ended`, which keeps the n best. After the last token, all live beams move there. No beam stays live when none
-        can become one of the n best."""
+        `job.n` likeliest continuations without an end become the live beams. Of the continuations that end in one of
+        `end_ids`, the `job.n` likeliest move to `ended`, which keeps the n best. After the last token, all live beams
+        move there. No beam stays live when none can become one of the n best."""
         self.left -= 1
         candidates = _Candidates(self.live, entries, job.sampling.logprobs)
         stops = np.isin(candidates.ids, end_ids)
@@ -80,8 +80,9 @@ class Search:
         return lambda beam: beam.score(prompt_tokens, penalty)
 
     def _settled(self, job: GenerateJob) -> bool:
-        """Whether no live beam can become one of the n best. A live beam counts with the best score that it could still
-        reach. Its sum of logprobs can only fall, and with a positive penalty the longest answer has the best score."""
+        """Whether no live beam can become one of the n best; False while fewer than n beams have ended. A live beam
+        counts with the best score that it could still reach. Its sum of logprobs can only fall, and with a positive
+        penalty the longest answer has the best score."""
         if len(self.ended) < job.n:
             return False
         prompt_tokens, penalty = len(self.prompt_ids), job.length_penalty

@@ -42,8 +42,8 @@ class Catalog:
         return next((served.name for served in self._all() if served.model.name == model), model)
 
     def sampling_defaults(self, limits: KeyLimits) -> dict[str, SamplingDefaults]:
-        """Return the sampling defaults of all models that have some, by the names for which `resolve` finds the models;
-        '' is the first model."""
+        """Return the sampling defaults of all models that have some and that a key with these limits may use, by the
+        names for which `resolve` finds the models; '' is the first model."""
         served = self.served(limits)
         first = [("", each) for each in served[:1]]
         named = [(each.name, each) for each in reversed(served)]
@@ -51,8 +51,8 @@ class Catalog:
 
     def resolve(self, name: str, limits: KeyLimits) -> ServedModel:
         """Return the model with this name; '' means the first model that a key with these limits may use. Raises
-        NotFound for an unknown name, PermissionDenied for a model that the key may not use, and Unavailable while no
-        model is known."""
+        NotFound for an unknown name, PermissionDenied for a known model that the key may not use (or '' if it may use
+        none), and Unavailable while no model is known."""
         everything = self._all()
         if not everything:
             raise no_replica()

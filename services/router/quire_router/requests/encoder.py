@@ -41,8 +41,9 @@ class Encoder:
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
         """Tokenize all prompts of a job: texts by one call, each chat by a call that renders it; prompts of token ids
-        stay as they are. Raises the tokenizer's QuireError. One is PROMPT_TOO_LONG, for a text or chat of more than
-        `max_tokens` tokens, unless the job wants its prompts truncated."""
+        stay as they are. The timing is the sum over all calls. Raises the tokenizer's QuireError. One is
+        PROMPT_TOO_LONG, for a text or chat of more than `max_tokens` tokens, unless the job wants its prompts
+        truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -65,9 +66,10 @@ class Encoder:
         return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)), prompt_end)
 
     async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
-        """Return the token sequences that spell the words. As in vLLM, a word yields the tokens that it has at the
-        beginning of a text. It also yields the tokens that it has after a space, if they are as many and their first
-        token differs."""
+        """Return the token sequences that spell the words, without their leading spaces. As in vLLM, a word yields the
+        tokens that it has at the beginning of a text. It also yields the tokens that it has after a space, if they are
+        as many and their first token differs, or if it has no tokens at the beginning. Raises the tokenizer's
+        QuireError."""
         bare = [word.lstrip() for word in words]
         texts = [*bare, *(f" {word}" for word in bare)]
         encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
@@ -93,10 +95,11 @@ class Encoder:
         return ThinkingBudget(start, end, max_tokens)
 
     async def constrained(self, job: GenerateJob, context: RequestContext, prompt_end: int) -> GenerateJob:
-        """Return the job with the compiled grammar that its answer must match; a job without a structure is returned
-        unchanged. In an answer to a chat, the constraint begins after the reasoning. This holds also for a chat that
-        comes as token ids, which an earlier call rendered. Raises InvalidArgument, which names the client's field, if
-        the structure cannot be compiled, and other QuireErrors if no tokenizer compiles it."""
+        """Return the job with the compiled grammar that its answer must match, and with the tokenizer's warnings; a job
+        without a structure is returned unchanged. In an answer to a chat, the constraint begins after the reasoning.
+        This holds also for a StructuredOutput whose `prompt_end` says that an earlier call rendered the chat to token
+        ids. Raises InvalidArgument, which names the client's field, if the structure cannot be compiled, and other
+        QuireErrors if no tokenizer compiles it."""
         structure = job.structure
         if structure is None:
             return job

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """A job whose sequences are submitted. The pipeline makes it, and its consumer must call `close` on every path."""
+    """A job whose sequences are submitted. The pipeline makes it, and its consumer must call `close` on every path. The
+    deadline's timer starts when the generation is made. A place is the right to have one sequence in flight (see
+    Admission)."""
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class Generation:
         counted: bool = True,
         prompt_texts: Sequence[str] = (),
     ) -> None:
-        """Without `counted`, the generation is a part of a larger request, for which the metrics are recorded once."""
+        """Without `counted`, the generation is a part of a larger request, for which the metrics are recorded once. If
+        the caller has a timeout, start the timer that cancels the generation when the request's time is over."""
         self.job = job
         self.caller = caller
         self.served = served
@@ -80,10 +83,12 @@ class Generation:
 
     async def next_deltas(self) -> list[Delta]:
         """Wait for new output and return it, one delta per sequence that has some. Fetches the bytes of all tokens in
-        its logprobs into `token_bytes`. With streamed logprobs, waits for its share of the event loop, too. Returns
-        nothing if the client has left meanwhile.
+        its logprobs into `token_bytes`; when a sequence ends in a job with prompt logprobs, also those of the prompts
+        and of their logprobs. With streamed logprobs, waits for its share of the event loop, too. Returns nothing if
+        the client has left meanwhile.
 
-        Call only while `running`. Raises the QuireError that ended the job, after the last deltas.
+        Call only while `running`. Raises the QuireError that ended the job, after the last deltas, and the tokenizer's
+        QuireError.
         """
         await self._delta_queue.wait()
         if self._most_tokens is not None:
@@ -206,8 +211,8 @@ class Generation:
         )
 
     def timings(self) -> list[HopTiming]:
-        """Return how long each phase of each service took: the router's own phases first. The times of engines, KV
-        routes and detokenizing are sums over all sequences, by service, phase and instance."""
+        """Return how long each phase of each service took: the router's own phases first. The times of migrations,
+        detokenizing, engines and KV routes are sums over all sequences; the last two by service, phase and instance."""
         total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
@@ -245,7 +250,8 @@ class Generation:
         self._record_end()
 
     def discard(self) -> None:
-        """Abort all sequences of a job that could not be started. Its places are given back by the caller."""
+        """Abort all sequences of a job that could not be started. Its places are given back by the caller. Nothing is
+        charged or recorded, and a later `close` does nothing."""
         self._release = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -266,8 +272,8 @@ class Generation:
 
     def _record_end(self) -> None:
         """Record the number of attempts of each sequence. Unless the generation is a part of a larger request, record
-        the request's metrics and an error that refused the request. Describe the result in the trace span, and end the
-        span."""
+        the request's metrics, and count an error that ended the job because of load. With tracing, describe the result
+        in the trace span, and end the span."""
         for sequence in self.sequences:
             metrics.attempts.observe(sequence.attempt + 1)
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()

@@ -49,8 +49,8 @@ def check_prompt_length(tokens: int, max_model_len: int) -> None:
 
 
 def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
-    """Raise InvalidArgument for a resumed answer that has `max_tokens` tokens already, has more than 1024 characters
-    per token, or has ids outside the vocabulary."""
+    """Raise InvalidArgument for a resumed answer that has at least `max_tokens` tokens already, has more than 1024
+    characters per token on average, or has ids outside the vocabulary."""
     ids = i32(resume.output_ids, "resume.output_ids")
     if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
         raise InvalidArgument(
@@ -70,7 +70,7 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
 
 def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
     """Return the last `job.truncate_to` tokens of a prompt. None keeps all tokens. -1 keeps as many as leave room for
-    `max_tokens` of the answer (or its default, or one token)."""
+    `max_tokens` of the answer (or its default, or one token), but at least one."""
     kept = job.truncate_to
     if kept is None:
         return ids

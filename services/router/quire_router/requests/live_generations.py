@@ -42,7 +42,8 @@ WAITING, QUEUED, PREFILL, DECODING, FINISHING, ENDED = STATES = (
 class LiveRequest:
     """A request at one moment. `number` identifies it in this process. Times are in milliseconds since the request's
     arrival; `first_token_ms` is 0 until there is a token. `attempts` is the largest number of attempts that one of its
-    sequences had. `runs` are the runs of the first sequence, and `hops` cover all sequences."""
+    sequences had. `runs` are the runs of the first sequence, and `hops` are the bars of the time line, for all
+    sequences together."""
 
     number: int
     request_id: str
@@ -105,8 +106,8 @@ class LiveGenerations:
         self._running[generation] = next(self._numbers)
 
     def leave(self, generation: Generation) -> None:
-        """Remove a generation that has ended. Add its tokens to the sums of the replica where its first sequence ran
-        last, and keep it in `recent` while an operator watches. Idempotent."""
+        """Remove a generation that has ended. Add its tokens to the sums of the replica to which its first sequence was
+        sent last, if it was sent to any, and keep it in `recent` while an operator watches. Idempotent."""
         number = self._running.pop(generation, None)
         if number is None:
             return
@@ -183,8 +184,8 @@ def _state(sequences: Iterable[SequenceState]) -> str:
 
 
 def _state_of(sequence: SequenceState) -> str:
-    """Return the state of one sequence. FINISHING: all its tokens have come. WAITING: it has no replica. QUEUED: its
-    engine has not admitted it. Then PREFILL until its first token, and DECODING."""
+    """Return the state of one sequence. FINISHING: all its tokens have come, or it has ended for its client. WAITING:
+    it has no replica. QUEUED: its engine has not admitted it. Then PREFILL until its first token, and DECODING."""
     if sequence.client.ended or sequence.engine.finish:
         return FINISHING
     if isinstance(sequence.holder, PendingSequences):

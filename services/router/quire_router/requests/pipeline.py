@@ -109,8 +109,8 @@ class Pipeline:
     ) -> Generation:
         """Start a job: find its model, take its places, tokenize its prompts, submit its sequences. A job takes one
         place per sequence, of the limits of the caller's key and of this router. The caller must close the generation,
-        which gives the places back; if a step fails, they are given back at once. Raises QuireError if a step fails.
-        The generation raises later errors when its deltas are read.
+        which gives the places back; if a step fails, they are given back at once. Raises QuireError if a step fails,
+        such as DeadlineExceeded at the caller's timeout. The generation raises later errors when its deltas are read.
 
         `arrived_ns` is the request's arrival, from `time.monotonic_ns()`. `admitted`: the job is a part of a larger
         request, such as a beam search. The caller has taken the places of this request already, charges its tokens, and
@@ -175,8 +175,9 @@ class Pipeline:
         *,
         admitted: bool,
     ) -> Generation:
-        """Encode the prompts of a job, and place its sequences. `generate` has found the model and taken the places.
-        `admitted`: the job is a part of a larger request, which charges the tokens and gives the places back."""
+        """Encode the prompts of a job, place its sequences, and add the generation to `live`. `generate` has found the
+        model and taken the places. `admitted`: the job is a part of a larger request, which charges the tokens, counts
+        the prompt tokens in the metrics, and gives the places back."""
         context = _context(caller, tracing.inject_headers(span), arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
@@ -313,11 +314,11 @@ class Pipeline:
         delta_queue: DeltaQueue[SequenceState],
     ) -> list[SequenceState]:
         """Make a sequence state for each sibling of each prompt, with a handle, its sample index and the seed. The seed
-        is random if the job has none and samples. KV pages are shared only within a tenant, unless the router may share
-        them across keys.
+        is random if the job has none and samples; 0 if it has none and does not sample. KV pages are shared only within
+        a tenant, unless the router may share them across keys.
 
-        Only a prompt's first sibling computes the prompt's logprobs. A resumed job continues after the client's tokens.
-        Raises InvalidArgument for lengths that do not fit.
+        Only a prompt's first sibling computes the prompt's logprobs, and reads no cache then. A resumed job continues
+        after the client's tokens. Raises InvalidArgument for lengths or a `resume` that do not fit.
         """
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
@@ -351,8 +352,8 @@ class Pipeline:
         return sequences
 
     def _release(self, generation: Generation, *, admitted: bool) -> None:
-        """Give back the places of a closed generation, and charge its new tokens to the tenant. With `admitted`, do
-        neither, because the larger request does both."""
+        """Remove a closed generation from `live`, give back its places, and charge its new tokens to the tenant. With
+        `admitted`, only remove it, because the larger request does the rest."""
         self.live.leave(generation)
         if admitted:
             return
@@ -379,7 +380,8 @@ class Pipeline:
         metrics.in_flight.inc(weight)
 
     def _leave(self, caller: Caller, weight: int) -> None:
-        """Give back `weight` places of the limit of the caller's key and of this router's own limit."""
+        """Give back `weight` places of the limit of the caller's key and of this router's own limit, and count them out
+        of the metric."""
         self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight)
         self._admission.leave(weight)
         metrics.in_flight.dec(weight)

@@ -19,8 +19,9 @@ TURN_TOKENS = 65_536
 
 
 async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None:
-    """Hash the full pages of a long prompt, and store the hashes in all siblings. The event loop runs other tasks in
-    between. Does nothing for a short prompt, because placement hashes short prompts itself."""
+    """Hash the full pages of a long prompt (more than 65,536 tokens), and store the hashes in all siblings. The event
+    loop runs other tasks in between. Does nothing for a short prompt, because placement hashes short prompts itself, or
+    if `page_size` is 0."""
     spec = siblings[0].spec
     prompt, turn = spec.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
     if not turn or len(prompt) <= TURN_TOKENS:

@@ -28,7 +28,8 @@ _ENCODE, _QUEUE, _PREFILL, _TOTAL = (
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One bar of the waterfall. `instance` is empty if the instance is not known."""
+    """One bar of the waterfall. `instance` is empty if the instance is not known. `start_ms` counts from the request's
+    arrival, and `count` is the number of operations that took `ms` together."""
 
     service: str
     phase: str
@@ -40,8 +41,9 @@ class Hop:
 
 def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: float) -> list[Hop]:
     """Return a bar for each timing but the total, in the order in which the bars begin. The router's phases follow each
-    other. Engine phases begin after placement, the prefill after its queue; decoding and detokenizing begin with the
-    first token. `first_token_ms` is 0 if there was no token. No bar ends after `total_ms`."""
+    other. Encoding begins with the router's tokenizing; the prefill begins after placement and the queue; decoding,
+    detokenizing and migrations begin with the first token; all other phases begin after placement. `first_token_ms` is
+    0 if there was no token; then the end of the prefill counts. No bar ends after `total_ms`."""
     starts: dict[tuple[str, str], float] = {}
     placed_ms = 0.0
     for key in _FIRST:

@@ -72,11 +72,13 @@ def failure_of(
     instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None
 ) -> EngineFailure | None:
     """Convert a scheduler's error about a sequence to a failure, after which another engine may take the sequence.
-    Returns None if the request itself is at fault. A refusal (draining, not ready, full) is no suspicion. A lost worker
-    makes an admitted sequence a suspect, and an internal error makes any sequence one.
+    Returns None if the request itself is at fault. A refusal (draining, not ready, full) is no suspicion. If the worker
+    or its pages were lost, an admitted sequence is a suspect, and any other a bystander. After another Unavailable, an
+    admitted sequence is a suspect, and any other counts as refused. An internal error, or one that shows wrong slots or
+    pages, makes any sequence a suspect. A session that was too slow makes none.
 
     `admitted`: the worker had begun to run the sequence. `outage` covers all sequences that failed together; None: the
-    sequence failed alone.
+    sequence failed alone, as after an internal error in any case.
     """
     outage = outage or Outage(error.code)
     if error.code in _REFUSALS:

@@ -72,8 +72,9 @@ class EngineProgress:
         return (self.last_token_ns - self.first_token_ns) / gaps * 1e-9 if gaps > 0 else 0.0
 
     def add_row(self, token_ids: bytes, finish: int, now_ns: int) -> None:
-        """Add tokens (int32 bytes) and, at the end, the finish reason (0: this is not the end). Stores the times of the
-        first and the last token; `now_ns` is a monotonic time."""
+        """Add tokens (int32 bytes) and, at the end, the finish reason (0: this is not the end). Counts the row, and
+        stores the times of the first and the last token. An end by repetition sets the stop reason. `now_ns` is a
+        monotonic time."""
         self.output_ids += token_ids
         self.rows += 1
         if finish:

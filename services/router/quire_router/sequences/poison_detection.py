@@ -59,11 +59,12 @@ class PoisonDetector:
     ) -> QuireError | None:
         """Record that the sequence has lost another engine, which was in `epoch`. Returns the error that ends the
         sequence, or None if the sequence may go to another engine. Failures that are neither `suspect` nor `bystander`
-        are ignored.
+        are ignored. The error is MIGRATION_LIMIT, or the failure's own error if this is not Unavailable.
 
-        The error comes after `limit` losses of the same kind after which most other sequences went on. It also comes
-        after three times as many losses of any kind. Engines that had not broken (`still_runs` says so for an instance
-        and epoch) or where the sequence only waited count apart: ten times as many are allowed.
+        The error comes after `limit` losses of the same kind as this one, after which at least half of the other
+        sequences went on; this loss always counts. It also comes after three times as many losses of any kind. Engines
+        that had not broken (`still_runs` says so for an instance and epoch) or where the sequence only waited count
+        apart: ten times as many are allowed. An engine that is lost again in the same epoch had not broken before.
         """
         if not failure.suspect and not failure.bystander:
             return None

@@ -39,7 +39,8 @@ class Holder(Protocol):
 
 
 class SequenceState:
-    """One sequence. Its session adds rows, its Detokenize stream adds text, and its generation takes deltas."""
+    """One sequence. Its session adds rows, its Detokenize stream adds text, and its generation takes deltas. Its KV
+    route, if it has one, is the object that has its KV pages transferred between engines."""
 
     __slots__ = (
         "attempt",
@@ -135,7 +136,7 @@ class SequenceState:
 
     def to_submit(self) -> Sequence:
         """Return the sequence for a Submit, with all tokens so far, so that another engine can continue it. If all
-        prompt logprobs have come, the Submit does not ask for them again."""
+        prompt logprobs have come, the Submit does not ask for them again, and the engine may read caches."""
         engine = self.engine
         if not engine.output_ids and not engine.prompt_entries:
             return self.spec
@@ -187,8 +188,8 @@ class SequenceState:
         return self.migration_history
 
     def close_attempt(self) -> None:
-        """Clean up after an engine that sends nothing more: forget an end by an error, and remove tokens whose logprob
-        entry has not come. If the sequence has all its tokens, it ends with the finish reason `length`."""
+        """Clean up after an engine that sends nothing more: forget an end by an error, and, with logprobs, remove
+        tokens whose entry has not come. If the sequence has all its tokens, it ends with the finish reason `length`."""
         self.engine.close_attempt(
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
@@ -204,10 +205,11 @@ class SequenceState:
 
     def add_text(self, text: str, stop_index: int, used: int, us: float = 0.0) -> bool:
         """Add the tokenizer's answer to a row: its text, and the number of the row's tokens that count (`used`). `us`
-        is the tokenizer's time. `stop_index` is the index of the stop string that was found; -1: none. Queues the
-        sequence if the client is to get a delta.
+        is the tokenizer's time in microseconds. `stop_index` is the index of the stop string that was found; -1: none.
+        Queues the sequence if it has ended, or if the client is to get a delta for this answer.
 
-        Returns whether the sequence has ended: at a stop string, or when all rows of an ended engine are answered.
+        Returns whether the sequence has ended: at a stop string, or when all rows of an ended engine are answered. Then
+        the KV route is closed, too.
         """
         progress, client = self.text, self.client
         progress.add_answer(len(text), used, us)

@@ -112,11 +112,12 @@ class DetokenizeStream:
 
     async def _run_stream(self, peer: TokenizerLink, backoff: Backoff) -> str:
         """Run one stream to this tokenizer; return the reason for its end. All sequences are opened after the first
-        answer; each answer is applied to the sequences. The stream is cancelled if the tokenizer owes an answer and is
-        silent for `--tokenizer-timeout-s`.
+        answer; each answer is applied to the sequences. The stream ends if the tokenizer refuses a sequence as
+        Unavailable. It is cancelled if the tokenizer owes an answer and is silent for `--tokenizer-timeout-s`.
 
-        If the tokenizer dies or hangs, this counts against the sequences in unanswered messages. Raises grpc.RpcError
-        if the call ends with an error.
+        If the tokenizer dies, this counts against the sequences in unanswered messages. If it hangs, or the call ends
+        with another error, only the oldest such message counts. The answer that completes a suspect's open clears the
+        suspect. Raises grpc.RpcError if the call ends with an error.
         """
         out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []
@@ -158,7 +159,7 @@ class DetokenizeStream:
     def _suspect(self, out: DetokenizeOutgoing, *, oldest: bool) -> None:
         """Count the lost tokenizer against the sequences in its unanswered messages. With `oldest`, only the oldest
         such message counts, because a tokenizer that hangs works on this message. A sequence fails at its second loss
-        in a row. A tokenizer that never answered counts against no sequence."""
+        in a row, and leaves the session's table. A tokenizer that never answered counts against no sequence."""
         if not self._connected:
             return
         for handle in out.unanswered(oldest=oldest):

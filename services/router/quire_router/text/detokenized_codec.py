@@ -20,7 +20,8 @@ class Detokenized:
     """The answers to some rows. `handles`, `texts`, `stops` and `used` have one value per row. `stops` has the index of
     the stop string that was found; -1: none. `used` is the number of the row's tokens that count. `cut`: the last text
     goes on in the next message. `offsets` has the number of output characters after each token that counts, for rows
-    whose handles ask for offsets. `row_us` is the tokenizer's time per row, in microseconds."""
+    whose handles ask for offsets, which are the odd handles. `row_us` is the tokenizer's time per row, in
+    microseconds."""
 
     handles: list[int]
     texts: Sequence[str]

@@ -1,13 +1,14 @@
-"""The send queue of one Detokenize stream: the opens, token rows and closes that wait to be sent to the tokenizer.
+"""The send queue of one Detokenize stream: the opens, token rows and closes that wait to be sent to the tokenizer. An
+open begins a sequence at the tokenizer.
 
-Messages are small, so that no sequence delays the others. The open of a long history is split into parts, with rows
-of other sequences in between. Long rows are cut. If the tokenizer is slow, waiting rows are joined, so the queue is
-never larger than the answers themselves. Rows of a sequence that is still being opened are dropped, because its open
-reads all tokens from the sequence.
+Messages are small, so that no sequence delays the others. The open of a long history is split into parts, with rows of
+other sequences in between. Long rows are cut. If the tokenizer is slow, waiting rows are joined, so the queue is never
+larger than the answers themselves. Rows of a sequence that is still being opened are dropped, because its open reads
+all tokens from the sequence.
 
 A suspect is a sequence that a tokenizer worked on when this tokenizer was lost (see poison.py). The queue opens a
-suspect in messages of its own, while no other message is in flight. If another tokenizer is lost meanwhile, the
-suspect is to blame.
+suspect in messages of its own, while no other message is in flight. If another tokenizer is lost meanwhile, the suspect
+is to blame.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class DetokenizeOutgoing:
 
     def rows(self, step: tb.DetokenizeRequest) -> None:
         """Queue one step of the engine, without the rows of sequences that are not wholly open yet. A step of more than
-        32 KiB is cut into several. If many steps wait (more than 256, or more with many rows), they are joined to one
-        row per sequence, without sequences that have left."""
+        32 KiB is cut into several. If more than 256 steps wait, and more than twice as many as the last joining left,
+        they are joined to one row per sequence, without sequences that have left. The sequences are told if the number
+        of their rows changes."""
         if self._opening:
             step = without(step, self._opening)
             if not step.handle:
@@ -283,8 +285,8 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """Add a row with as many of the sequence's next tokens as fit into `room` bytes; the last row carries the finish.
-    Tell the sequence how many answers it must expect. Returns the size of the tokens in bytes. Sets `done` when the
-    last token was added."""
+    No row is added if there is neither a token nor a finish. Tell the sequence how many answers it must expect. Returns
+    the size of the tokens in bytes. Sets `done` when the last token was added."""
     sequence = opening.sequence
     ids = bytes(sequence.engine.output_ids[opening.sent_bytes : opening.sent_bytes + room // 4 * 4])
     opening.sent_bytes += len(ids)

@@ -1,5 +1,5 @@
-"""The unary calls of the tokenizer service, with plain values. TokenizerPool chooses a healthy tokenizer for each
-call."""
+"""The calls of the tokenizer service other than Detokenize, with plain values. TokenizerPool chooses a healthy
+tokenizer for each call."""
 
 from __future__ import annotations
 

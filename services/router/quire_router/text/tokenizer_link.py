@@ -83,8 +83,8 @@ class TokenizerLink:
 
     async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
         """Tokenize texts over the standing stream. If the stream does not take the request, or does not answer in time,
-        make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if the unary call
-        fails."""
+        make a unary call instead. Raises the errors of `TokenizeStream.ask`, Internal for an answer of another kind,
+        and grpc.RpcError if the unary call fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(encode=request))
             if answer is not None:
@@ -96,8 +96,8 @@ class TokenizerLink:
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
         """Render and tokenize a conversation over the standing stream. If the stream does not take the request, or does
-        not answer in time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if
-        the unary call fails."""
+        not answer in time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, Internal for an answer
+        of another kind, and grpc.RpcError if the unary call fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(render=request))
             if answer is not None:
@@ -109,8 +109,8 @@ class TokenizerLink:
 
     async def compile(self, request: tb.CompileGrammarRequest) -> tb.CompileGrammarResponse:
         """Compile a grammar over the standing stream. If the stream does not take the request, or does not answer in
-        time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, and grpc.RpcError if the unary call
-        fails."""
+        time, make a unary call instead. Raises the errors of `TokenizeStream.ask`, Internal for an answer of another
+        kind, and grpc.RpcError if the unary call fails."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(compile=request))
             if answer is not None:

@@ -1,5 +1,5 @@
-"""All tokenizers that discovery names. Unary calls go to the healthy tokenizers in turn. If a tokenizer is lost, its
-calls go to another tokenizer.
+"""All tokenizers that discovery names. Calls other than Detokenize go to the healthy tokenizers in turn. If a tokenizer
+is lost, its calls go to another tokenizer.
 
 A suspect is a call that a tokenizer worked on when this tokenizer was lost. See poison.py.
 """
@@ -97,14 +97,14 @@ class TokenizerPool:
         return [peer for peer in self.peers.values() if peer.healthy and not (free and peer is self._reserved)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a unary call on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on another
-        tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, and TOKENIZER_LIMIT
-        for a call that has lost two tokenizers. Raises NO_TOKENIZER if no tokenizer is healthy for `connect_timeout_s`,
-        or three attempts have failed.
+        """Run a call with one answer on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on
+        another tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, and
+        TOKENIZER_LIMIT for a call that has lost two tokenizers. Raises NO_TOKENIZER if no tokenizer is healthy for
+        `connect_timeout_s`, or three attempts have failed.
 
-        The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, and
-        each suspect has a tokenizer to itself. So only the call that causes the losses loses a second tokenizer; this
-        call fails then.
+        The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, each
+        with a tokenizer to itself if possible. A loss while other calls ran beside a suspect does not count against it.
+        So only the call that causes the losses loses a second tokenizer; this call fails then.
         """
         attempts = lost = 0
         while attempts < _ATTEMPTS:

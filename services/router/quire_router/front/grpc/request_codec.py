@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or best_of, the job is
-    not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or token prompt gets 16 tokens
-    unless `fill_context` is set. Raises InvalidArgument for values out of bounds or in contradiction. Raises
-    Unsupported for another kind, an adapter, media, more logprobs than the router returns, and options that beam search
-    lacks."""
+    """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or a `best_of` other
+    than n, the job is not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or token
+    prompt gets 16 tokens unless `fill_context` is set. Raises InvalidArgument for values out of bounds or in
+    contradiction. Raises Unsupported for another kind, an adapter, media, more logprobs than the router returns, and
+    options that beam search lacks."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -142,9 +142,9 @@ def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_o
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
-    """Convert the request's `resume` (output ids, and the number of characters already sent); None if it has none.
-    Raises InvalidArgument for a sample index out of range, and for a `resume` with `n` (the number of sequences) above
-    1."""
+    """Convert the request's `resume` (output ids, and the number of characters already sent); None if it has none. `n`
+    is the number of sequences. Raises InvalidArgument for a sample index out of range (also without `resume`), for
+    output ids that are not whole int32 numbers, and for a `resume` with `n` above 1."""
     _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
     if not request.HasField("resume"):
         return None
@@ -221,7 +221,8 @@ def _structure(request: ib.GenerateRequest, calls: RequiredTools | None) -> Answ
 
 def _prompt(request: ib.GenerateRequest, tools_json: str) -> Prompt:
     """Convert the request's text, token ids or chat to a prompt; `tools_json` is for the chat's template. By default, a
-    chat gets a generation prompt unless the final message is continued. Raises InvalidArgument if no prompt is set."""
+    chat gets a generation prompt unless the final message is continued. Raises InvalidArgument if no prompt is set, or
+    if the token ids are not whole int32 numbers."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GenerateFormat:
-    """Makes the responses of one generation. A request has one object."""
+    """Makes the responses of one generation. A request has one object, which must get each delta once, in order."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

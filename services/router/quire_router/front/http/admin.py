@@ -97,8 +97,8 @@ class AdminPort:
         return self._state()
 
     async def drain(self, _request: Request) -> Response:
-        """Stop admitting requests, and report that readiness changed. The answer comes when no request runs any more,
-        or after `--drain-timeout-s`, and says how many sequences are still in flight."""
+        """Stop admitting requests until `resume`, and report that readiness changed. The answer comes when no request
+        runs any more, or after `--drain-timeout-s`, and says how many sequences are still in flight."""
         self._admission.pause()
         self._changed()
         await self._admission.close(self._drain_timeout_s)

@@ -41,8 +41,9 @@ async def read_json(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease | None = None) -> bytes:
     """Read the whole body. `lease` holds the body's bytes as they arrive; None: the body is so small that its bytes
-    need no lease. Raises TooLarge as soon as the body exceeds `limit` bytes, Unavailable if the lease gets no memory,
-    InvalidArgument after 60 s, and Aborted if the client leaves. After an error, the lease holds nothing."""
+    need no lease. Raises TooLarge as soon as the Content-Length or the bytes that have come exceed `limit`, Unavailable
+    if the lease gets no memory, InvalidArgument after 60 s, and Aborted if the client leaves. After an error, the lease
+    holds nothing."""
     for name, value in scope["headers"]:
         # int() refuses thousands of digits: leading zeros do not count, and 20 others are too many already.
         if name == b"content-length" and value.isdigit() and int(value.lstrip(b"0")[:20] or b"0") > limit:

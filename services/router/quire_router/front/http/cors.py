@@ -40,8 +40,8 @@ class Cors:
 
     def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
         """Return the headers for the answer to a preflight request: allowed methods, allowed headers and their
-        lifetime, in addition to those of `answer`. If `*` is configured, the allowed headers are those that the browser
-        asked for. Empty if the origin is not allowed."""
+        lifetime, without those of `answer`, which the edge adds. If `*` is configured, the allowed headers are those
+        that the browser asked for. Empty if the origin is not allowed."""
         if not self._allows(origin):
             return []
         headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
@@ -70,8 +70,8 @@ NO_CORS = Cors((), (), (), credentials=False)
 
 
 def make_cors(config: RouterConfig) -> Cors:
-    """Make the configured rules. Raises ConfigError for a value that is not an origin, since it would silently allow no
-    page."""
+    """Make the configured rules. Raises ConfigError for a value that is neither an origin nor `*` or `null`, since it
+    would silently allow no page."""
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -92,8 +92,10 @@ class Edge:
         self._audited_paths = frozenset(getattr(route, "path", "") for route in getattr(app, "routes", ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request. An error becomes an answer in the shape of the path's API (OpenAI's or Anthropic's),
-        unless the client has gone. Every outcome is counted."""
+        """Serve one HTTP request; other scopes are ignored. In a burst, the request waits for its turn, unless its path
+        is open. A CORS preflight is answered without a credential. An error becomes an answer in the shape of the
+        path's API (OpenAI's or Anthropic's), unless an answer has begun or the client has gone. At the end, the memory
+        of the body is released, and the outcome is counted; no answer counts as status 499."""
         if scope["type"] != "http":
             return
         arrived_ns = time.monotonic_ns()
@@ -163,10 +165,10 @@ class Edge:
         return audited(self._keys, exchange.authorization, f"{scope['method']} {route}", peer)
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        """Authenticate the request, and write the tenant and the limits of its key into the exchange. If the request
-        counts and its key has a rate limit, the request uses one request of that limit, and its answer gets the limit
-        headers. Raises Unauthenticated for a missing or unknown key, PermissionDenied for a key without the path's
-        scope, and RateLimited if the limit is used up."""
+        """Authenticate the request, and write the tenant and the limits of its key into the exchange. If the path needs
+        the scope `inference`, the request counts, and its key has a limit per minute, the request uses one request of
+        that limit. Then its answer gets the limit headers, also a refusal. Raises Unauthenticated for a missing or
+        unknown key, PermissionDenied for a key without the path's scope, and RateLimited if the limit is used up."""
         needed = self._needed_scope(scope["path"])
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal)
@@ -230,8 +232,8 @@ def _counts(method: str, path: str) -> bool:
 
 
 def _authorization(scope: Scope) -> str:
-    """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' if there are
-    several different credentials, since a proxy in front of the router may have checked another one."""
+    """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' if there is
+    none, or if there are several different ones, since a proxy in front of the router may have checked another one."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""

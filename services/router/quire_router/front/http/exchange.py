@@ -77,8 +77,9 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an error. 429, 503 and errors with a delay have `retry-after`, in whole seconds, rounded up
-    and at least 1, and `retry-after-ms`, which OpenAI's clients prefer. 401 has `www-authenticate`."""
+    """Return the headers of an error. 429, 503 and errors with a delay have `retry-after`, in whole seconds, rounded
+    up, and `retry-after-ms`, which OpenAI's clients prefer; both say one second at least. 401 has
+    `www-authenticate`."""
     headers = []
     if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
@@ -89,8 +90,8 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
 
 
 def warning_headers(warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Return the header `x-quire-warnings`, which names the parts of a request that the answer does not follow, in at
-    most 1,000 characters. Returns no header if there are no warnings."""
+    """Return the header `x-quire-warnings`, which names the parts of a request that the answer does not follow, cut to
+    1,000 characters. Characters outside ASCII are then escaped. Returns no header if there are no warnings."""
     if not warnings:
         return []
     text = "; ".join(" ".join(each.split()) for each in warnings)[:_MAX_WARNING_CHARS]

@@ -55,8 +55,8 @@ class Serving:
     async def parse(self, parser: str, scope: Scope, receive: Receive) -> Any:
         """Read the body, and return what the parser of this name makes of it. The body holds memory of the budget until
         the exchange releases it. Raises InvalidArgument, TooLarge, Unavailable where the budget has no room or parsing
-        fails, and Aborted where the client leaves. Raises Unsupported for a header that asks for a data-parallel rank
-        above 0."""
+        fails, and Aborted where the client leaves. Raises Unsupported for a header `x-data-parallel-rank` other than
+        0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         exchange = exchange_of(scope)
@@ -67,8 +67,9 @@ class Serving:
         return await self._bodies.parse(parser, body, exchange.tenant, defaults, timings=exchange.wants_timings)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
-        """Make the caller of a request: ids, tenant, trace, priority and the shorter of both timeouts. If no header has
-        a request id, the body's id replaces the exchange's."""
+        """Make the caller of a request: ids, tenant, trace, priority, and the shorter of the router's and the body's
+        timeout (0: none). If no header has a request id, a valid id in the body replaces the exchange's, also in the
+        log."""
         if not exchange.id_from_header and parsed.request_id:
             exchange.use_request_id(request_id_from(parsed.request_id) or exchange.request_id)
             bind_request_id(exchange.request_id)
@@ -88,8 +89,8 @@ class Serving:
     ) -> None:
         """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds is released when
         the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job ends at once.
-        A large answer is written outside the event loop. Raises the job's QuireError if it fails before anything was
-        sent."""
+        A large answer is written outside the event loop. Except for a beam search, a header names the job's warnings.
+        Raises the job's QuireError if it fails before anything was sent."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:

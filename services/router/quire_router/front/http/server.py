@@ -56,8 +56,9 @@ class HttpServer:
         shared: bool = False,
         max_connections: int = 0,
     ) -> None:
-        """More connections than `max_connections` are closed at once; 0 means no limit. `shared`: other processes of
-        this router bind the same port, and each gets a share of the connections."""
+        """Bind the port; raises ConfigError if that fails. More connections than `max_connections` are closed at once;
+        0 means no limit. `shared`: other processes of this router bind the same port, and each gets a share of the
+        connections."""
         self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
         self.port: int = bound

@@ -50,10 +50,11 @@ class StatusRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Answer with the phase of the router and of each scheduler and tokenizer; the status is 503 until a request
-        could be answered.
+        """Answer with the phase of the router and of each scheduler and tokenizer; the status is 503 while the router
+        is not `ready`.
 
-        The route needs no key. If there are keys, callers without one see phases, but no names, addresses or paths.
+        The route needs no key. If there are keys, callers without one see phases and progress, but no names, addresses
+        or paths.
         """
         schedulers = [
             {

@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
     """Send a generation's events to its client until the generation has ended. Raises QuireError for a failure before
-    the head was sent; a later failure becomes the stream's last event.
+    the head was sent; a later failure becomes the stream's last event. Before the last event of any other stream,
+    `answer.settle` is called.
 
     The head is sent with the first deltas, so that an early failure still gets its HTTP status. But whenever nothing
     was sent for `ping_s` seconds (0: never), a comment is sent, even before the first deltas. While the client's buffer

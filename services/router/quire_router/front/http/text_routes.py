@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class TextRoutes:
-    """Endpoints for POST. They do not check lengths against the context, since an answer need not fit. The tokens count
-    against the tenant's limit in the same way as those of a prompt."""
+    """Endpoints for POST. Those that do not render check no lengths against the context, since an answer need not fit.
+    The tokens count against the tenant's limit in the same way as those of a prompt."""
 
     def __init__(self, serving: Serving, catalog: Catalog, tokenizer: TokenizerClient, token_bytes: TokenBytes) -> None:
         self._serving = serving
@@ -110,9 +110,9 @@ class TextRoutes:
         return _json(await self._rendered(request, "completion_render"))
 
     async def _rendered(self, request: Request, parser: str) -> list[dict[str, Any]]:
-        """Parse the body with the parser of this name, and tokenize its prompts without running them. Returns for each
-        prompt the body for /inference/v1/generate that asks for the same. Raises the QuireError of `Serving.parse`,
-        `Pipeline.render` and `sampling_params_of`."""
+        """Parse the body with the parser of this name, and tokenize its prompts without running them; their tokens are
+        charged to the tenant. Returns for each prompt the body for /inference/v1/generate that asks for the same.
+        Raises the QuireError of `Serving.parse`, `Pipeline.render` and `sampling_params_of`."""
         asked: RenderRequest = await self._serving.parse(parser, request.scope, request.receive)
         exchange, parsed = exchange_of(request.scope), asked.request
         caller = self._serving.caller(exchange, parsed)

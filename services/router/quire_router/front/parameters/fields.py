@@ -37,7 +37,10 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `neutral`: for an unsupported field, the values that are accepted because they change nothing."""
+    """One field. `low` and `high` bound a number, each item of a list of integers, or each token id of biases; `high`
+    also bounds the characters of each string in a list or an object. `max_items` bounds the items or members, and the
+    characters of a single string (there, 0: any number). `neutral`: for an unsupported field, the values that are
+    accepted because they change nothing."""
 
     kind: str
     default: Any = None

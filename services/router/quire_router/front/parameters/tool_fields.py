@@ -51,8 +51,8 @@ def tools_of(values: Mapping[str, Any]) -> str:
 
 def demanded_calls(values: Mapping[str, Any], tools_json: str) -> RequiredTools | None:
     """Return the structure that the tools demand of the answer: a call that tool_choice requires, or arguments that
-    follow the schemas of strict tools. None if there is none. `tools_json` is the result of `tools_of` for these
-    values."""
+    follow the schemas of strict tools. None if there is none. Several calls are allowed unless tool_choice names a tool
+    or `parallel_tool_calls` is false. `tools_json` is the result of `tools_of` for these values."""
     if not tools_json:
         return None
     mode, name = _choice(values.get("tool_choice"))

@@ -31,7 +31,8 @@ M = TypeVar("M", bound=Sized)
 
 
 class EventQueue(Generic[M]):
-    """The queue of one subscriber, which holds at most `most_bytes`. Only the event loop uses it."""
+    """The queue of one subscriber, which holds at most `most_bytes`, or a single longer message. Only the event loop
+    uses it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -41,8 +42,9 @@ class EventQueue(Generic[M]):
         self._over = False
 
     async def fill(self, source: AsyncGenerator[M, None]) -> None:
-        """Queue the messages of `source` until it ends, then close the queue. If the queued messages would exceed
-        `most_bytes`, drops all of them and raises Overloaded; a message that waits alone may have any size."""
+        """Queue the messages of `source` until it ends. Then, and also after an error or a cancellation, close `source`
+        and let `messages` end. If the queued messages would exceed `most_bytes`, drops all of them and raises
+        Overloaded; a message that waits alone may have any size. Errors of `source` pass on."""
         try:
             async with contextlib.aclosing(source):
                 async for message in source:

@@ -24,8 +24,9 @@ _TIERS = {"device": cb.KV_CACHE_TIER_DEVICE, "ram": cb.KV_CACHE_TIER_HOST, "disk
 
 
 def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
-    """Convert a frame of changes to a batch with the frame's sequence number: a clear, then removed pages by KV group,
-    then stored pages. The order does not matter for a page, since no page is both removed and stored in a frame."""
+    """Convert a frame of changes to a batch with the frame's sequence number: a clear if the frame has one, then the
+    pages that the device has removed, by KV group, then stored pages. A frame without changes gives a batch without
+    events. The order does not matter for a page, since no page is both removed and stored in a frame."""
     events = [cb.KvCacheEvent(event_id=frame.sequence, cleared=cb.KvCacheCleared())] if frame.cleared else []
     gone = [(0, list(frame.removed)), *((removed.group, list(removed.hashes)) for removed in frame.removed_pages)]
     for group, hashes in gone:
@@ -40,7 +41,7 @@ def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
 
 def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEventBatch:
     """Convert all frames of a snapshot to one batch that begins with Cleared. The batch has the last frame's sequence
-    number, and says how many blocks it stores."""
+    number (0 without frames), and says how many blocks it stores."""
     events, sequence = [cb.KvCacheEvent(cleared=cb.KvCacheCleared())], 0
     for frame in frames:
         sequence = frame.sequence

@@ -31,7 +31,7 @@ class SmgFormat:
 
     def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
         """Yield the responses for one delta. A streamed request gets a chunk if there are new tokens; a choice that has
-        ended gets `complete`."""
+        ended gets `complete`, also in a stream. Adds the delta's tokens to the choice's count, which chunks report."""
         sequence = self._generation.sequences[delta.index]
         self._completion_tokens[delta.index] += delta.tokens
         if self._stream and delta.tokens:
@@ -53,7 +53,7 @@ class SmgFormat:
     ) -> vb.GenerateResponse:
         """Make the response that ends a choice: all token ids that the tokenizer has confirmed, usage and `finish`. It
         has logprobs of answer and prompt if asked for. A `stop_reason` is the matched token id or the matched stop
-        string."""
+        string; a string is reported only if `finish` is `stop`."""
         whole = vb.GenerateComplete(
             output_ids=i32(bytes(sequence.engine.output_ids[: 4 * sequence.text.confirmed]), "output_ids").tolist(),
             finish_reason=finish,

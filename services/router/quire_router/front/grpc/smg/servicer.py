@@ -64,8 +64,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
         """Authenticate the caller, apply the key's rate limit, run the request on the served model, and yield its
         responses, as a stream or as one. Meanwhile, `Abort` finds the request by its id. The request of a client that
-        reads nothing for `client_stall_s` ends with CLIENT_STALLED. When the call ends, its sequences end too. Raises
-        the QuireError of each step: authentication, rate limit, parsing, admission, generation."""
+        reads nothing for `client_stall_s` ends with CLIENT_STALLED. The request ends after `request_timeout_s` or at
+        the call's deadline, whichever comes first; when the call ends, its sequences end too. Raises the QuireError of
+        each step: authentication, rate limit, parsing, admission, generation."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -133,9 +134,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
-        """Return the number of requests in flight, whether admission is paused, the uptime in seconds, and when the
-        last request arrived. Also returns the engine's page size, KV dtype and batch size. Raises Unavailable while
-        there is no replica."""
+        """Return the number of sequences in flight (as `active_requests`), whether admission is paused, the uptime in
+        seconds, and the Unix time at which the last Generate call arrived (0: none has). Also returns the engine's page
+        size, KV dtype and most sequences in a batch. Raises Unavailable while there is no replica."""
         self._authenticate(context)
         replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
         return vb.GetServerInfoResponse(
@@ -181,10 +182,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
         """Yield the scheduler's page events in batches, each with the scheduler's load; the key needs the scope
-        `admin`. The events begin after the subscriber's sequence number if that number can only be of the present
-        epoch, otherwise with a snapshot. If asked for, a batch with only the load comes first. Raises Overloaded for a
-        subscriber that is too slow. The audit log also records the beginning, because a subscription may last for
-        weeks."""
+        `admin`. The events begin at `start_sequence_number`. They begin with a snapshot instead if the number before it
+        may be of an earlier epoch or was not sent to any subscriber yet, or if the scheduler does not have these events
+        any more. If asked for, a batch with only the load comes first. Raises Overloaded for a subscriber that is too
+        slow, Unavailable while there is no replica, and the error that ends the scheduler's stream. The audit log also
+        records the beginning, because a subscription may last for weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
         audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0
@@ -208,8 +210,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             await asyncio.gather(filling, return_exceptions=True)
 
     async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
-        """Convert frames to batches, each with the scheduler's epoch. All frames of a snapshot make one batch; batches
-        without any content are left out."""
+        """Convert frames to batches, each with the scheduler's epoch. All frames of a snapshot make one batch; frames
+        without changes are left out, and so is an empty snapshot with the sequence number 0."""
         page_size = self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         snapshot: list[pb.PageEvents] = []
         async for frame in frames:

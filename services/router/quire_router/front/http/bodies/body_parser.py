@@ -68,8 +68,8 @@ class BodyParser:
     ) -> Any:
         """Return what the parser with this name makes of a body. A body above LONG_BYTES waits for the tenant's turn at
         the child process; a shorter one is parsed here. `defaults`, `timings`: see `parse_body`. Raises the parser's
-        InvalidArgument or Unsupported, TooLarge for a body that takes too much processor time or memory, and
-        Unavailable if the process failed."""
+        InvalidArgument or Unsupported. For a long body, also raises TooLarge if it takes too much processor time or
+        memory, Unavailable if the process failed or took more than 30 s, and Internal for a mistake of the parser."""
         if len(body) <= LONG_BYTES:
             return parse_body(parser, body, self._limits, defaults, timings=timings)
         job = {
@@ -90,7 +90,8 @@ class BodyParser:
     async def _parse_in_child(self, job: bytes, body: bytes) -> Any:
         """Send a framed job and its body to the process, and return what it parsed. After a crash or a failed start,
         wait for the backoff first; a cancelled call, whose process ends too, delays nobody. If the process ends, count
-        and log that, and raise the error of `_failure`. Raises the error of a body that was refused."""
+        and log that, and raise the error of `_failure`. Raises the error of a body that was refused; a mistake of the
+        parser is logged."""
         if self._failed:
             await self._backoff.wait()
         self._failed = True

@@ -76,9 +76,9 @@ class _Encoder:
         self._texts: dict[str, list[Any]] = {}
 
     def encode(self, value: Any) -> Any:
-        """Return the JSON value for a part of the tree; long texts, bytes and arrays go to the payload. A list begins
-        with the name of a class, which its fields follow, or with one of the names above. Raises TypeError for a number
-        that is not finite, and KeyError for an unknown class."""
+        """Return the JSON value for a part of the tree; texts of more than 64 characters, bytes, and arrays (as int32)
+        go to the payload. A list begins with the name of a class, which its fields follow, or with a kind such as
+        `tuple` or `text`. Raises TypeError for a number that is not finite, and KeyError for an unknown class."""
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):
@@ -97,8 +97,8 @@ class _Encoder:
         return [cls.__name__, *(self.encode(getattr(value, name)) for name in _FIELDS[cls])]
 
     def _tuple(self, items: tuple[Any, ...]) -> list[Any]:
-        """Return the JSON value of a tuple. A long one of only integers or only strings goes to the payload; any other
-        is encoded item by item."""
+        """Return the JSON value of a tuple. One of more than 64 items, all of them integers or all strings, goes to the
+        payload; any other is encoded item by item."""
         kinds = set(map(type, items)) if len(items) > _SHORT else set()
         if kinds == {int}:
             return self._append(_INTS, np.array(items, "<i8").tobytes())

@@ -43,7 +43,9 @@ log = get_logger(__name__)
 
 
 class ConsoleActions:
-    """Endpoints for POST. A scheduler's call may still run when the client gets its answer; then it goes on alone."""
+    """Endpoints for POST, which check the caller and the body as `_read` does. An action on a request or a replica
+    names it as the subject of the audit log's entry. A scheduler's call may still run when the client gets its answer;
+    then it goes on alone."""
 
     def __init__(
         self,
@@ -84,18 +86,19 @@ class ConsoleActions:
         return _state_response(DONE)
 
     async def drain(self, request: Request) -> Response:
-        """Drain a replica: it refuses new requests and finishes the running ones. Answers `done`, or `under way` if
-        that takes longer than _REFUSAL_S. Raises NotFound for an unknown replica, FailedPrecondition while an action on
-        the replica goes on, and its scheduler's errors."""
+        """Drain a replica: it refuses new requests and finishes the running ones; those that still run after
+        `drain_timeout_s` (0: never) are aborted. Answers `done`, or `under way` if that takes longer than 1.5 s. Raises
+        NotFound for an unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's
+        errors."""
         values = await self._read(request, DRAIN)
         replica = self._replica(required(values, "instance"))
         bind_subject(replica.instance)
         return await self._begin(replica, replica.client.drain(self._drain_timeout_s))
 
     async def role(self, request: Request) -> Response:
-        """Change a replica's role. Answers `done`, or `under way` if that takes longer than _REFUSAL_S. Raises NotFound
-        for an unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's
-        errors."""
+        """Change a replica's role, for which some requests must end; those that still run after `drain_timeout_s` (0:
+        never) are aborted. Answers `done`, or `under way` if that takes longer than 1.5 s. Raises NotFound for an
+        unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's errors."""
         values = await self._read(request, ROLE)
         replica, role = self._replica(required(values, "instance")), required(values, "role")
         bind_subject(f"{replica.instance} {role}")
@@ -143,8 +146,8 @@ class ConsoleActions:
 
     async def _begin(self, replica: Replica, call: Coroutine[Any, Any, None]) -> Response:
         """Start a scheduler's call as a task. Answer `done` when the call has ended, or `under way` when it has run for
-        _REFUSAL_S; then the call goes on alone. Raises FailedPrecondition if a call to this replica is under way, and
-        the call's own error as a QuireError."""
+        1.5 s; then the call goes on alone. Raises FailedPrecondition, and does not start the call, if a call to this
+        replica is under way. Raises the call's own error as a QuireError."""
         if replica.instance in self._under_way:
             call.close()
             raise FailedPrecondition(

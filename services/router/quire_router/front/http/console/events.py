@@ -96,8 +96,9 @@ class ConsoleEvents:
         self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send snapshots until the client leaves, its key loses the scope, or the client reads nothing for too long.
-        Raises PermissionDenied, and Overloaded if MOST_WATCHERS watch already."""
+        """Send snapshots until the client leaves, its key loses the scope, the client reads nothing for `stall_s`, or
+        `close` is called. A HEAD request gets the head alone. The audit log records the beginning. Raises
+        PermissionDenied, and Overloaded if 8 consoles watch already."""
         check_administrator(HTTPConnection(scope), self._keys, own_name=True)
         if len(self._watchers) >= MOST_WATCHERS:
             raise Overloaded(
@@ -147,8 +148,8 @@ class ConsoleEvents:
                 await send({"type": "http.response.body", "body": b""})
 
     def _enter(self, watcher: _Watcher) -> None:
-        """Add a watcher, and offer it the last snapshot at once. The first watcher starts the task that makes
-        snapshots, and `watched` is called with True."""
+        """Add a watcher, and offer it the last snapshot at once, if there is one. The first watcher starts the task
+        that makes snapshots, and `watched` is called with True."""
         self._watchers.add(watcher)
         metrics.console_watchers.set(len(self._watchers))
         if self._task is None:
@@ -164,8 +165,8 @@ class ConsoleEvents:
 
     async def _run(self) -> None:
         """Each second, ask the kvstores for statistics, close watchers whose key has lost the scope `admin`, and offer
-        a new snapshot to the others. End when no watcher is left. If a snapshot fails, all streams end. At the end,
-        call `watched` with False, and close the channels to kvstores."""
+        a new snapshot to the others. End when no watcher is left. If a snapshot fails, that is logged, and all streams
+        end. At the end, call `watched` with False, and close the channels to kvstores."""
         try:
             while self._watchers:
                 asking = asyncio.create_task(self._stores.refresh())

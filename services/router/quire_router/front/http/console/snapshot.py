@@ -59,7 +59,8 @@ class Snapshots:
         self._version = installed_version("quire-router")
 
     def frame(self) -> bytes:
-        """Return a snapshot as JSON of at most MOST_BYTES. A longer snapshot loses its requests, then its replicas."""
+        """Return a snapshot as JSON. If that is longer than 512 KiB, the lists of requests are emptied; if it is still
+        longer, also those of replicas and of page holders."""
         snapshot = self.snapshot()
         encoded = orjson.dumps(snapshot)
         if len(encoded) > MOST_BYTES:

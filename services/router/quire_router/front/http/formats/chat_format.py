@@ -62,8 +62,8 @@ class ChatFormat:
     def frame(self, delta: Delta) -> bytes:
         """Return the chunk of a delta. The chunk is joined from prepared bytes if the answer is not parsed, the delta
         ends nothing, and chunks have neither logprobs nor usage; any other is built as a dict. A delta with parts of
-        several kinds becomes several chunks, and the last of them has all that is not text. A delta that shows nothing
-        and ends nothing has no chunk, unless chunks have logprobs, token ids or usage."""
+        several kinds becomes several chunks, and the last of them has all that is not text. A parsed delta that shows
+        nothing and ends nothing has no chunk, unless chunks have logprobs, token ids or usage."""
         if self._plain and not delta.finish and delta.parts is None:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail
@@ -120,8 +120,9 @@ class ChatFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
-        """Return the fields of a choice that chunks and whole answers share: logprobs (null unless asked for) and
-        finish reason. At the end of the choice also the stop reason, and token ids if asked for."""
+        """Return the fields of a choice that chunks and whole answers share: logprobs (null unless asked for), finish
+        reason (null while the choice runs) and, if asked for, the delta's token ids. The end of the choice also has the
+        stop reason."""
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": self._message.finish(delta, finish_name(delta.finish)),

@@ -47,8 +47,8 @@ class CompletionFormat:
         return b""
 
     def frame(self, delta: Delta) -> bytes:
-        """Return the chunk of a delta. A delta that has only text is joined from prepared bytes; any other is built as
-        a dict."""
+        """Return the chunk of a delta. The chunk is joined from prepared bytes if the delta ends nothing, chunks have
+        neither logprobs, echo nor usage, and no prompt ids are still to be sent; any other is built as a dict."""
         if self._plain and not delta.finish and (self._opened[delta.index] or not self._wants.token_ids):
             ids = self._parts.ids_part(delta)
             return self._heads[delta.index] + orjson.dumps(delta.text) + self._middle + ids + self._tail

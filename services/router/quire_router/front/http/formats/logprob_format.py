@@ -1,4 +1,5 @@
-"""Writes logprobs in OpenAI's two forms: parallel lists for completions, a list of objects for chat."""
+"""Writes logprobs in OpenAI's two forms: parallel lists for completions, a list of objects for chat. A logprob below
+-9999 is written as -9999."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ PARAM = "kv_transfer_params"
 def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, stream: bool) -> GenerateJob:
     """Return the job changed as the object `asked` says: with `do_remote_decode`, the job's pages are exported; with
     `do_remote_prefill`, the job's pages are pulled from a source. Unchanged if `asked` sets neither. Raises
-    InvalidArgument for both together, for several prompts or beams, for a bad source, and for an export that
-    `check_export` refuses, as that of a `stream`."""
+    InvalidArgument for unknown or wrong fields, for both together, for several prompts or beams, for a bad source, and
+    for an export that `check_export` refuses, as that of a `stream`."""
     values = check_fields(asked or {}, KV_TRANSFER)
     export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
     if not export and not pulls:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /inference/v1/generate, whose prompt and answer are token ids, and convert it to a job. Fields of
     the body take precedence over those of `sampling_params`. `kv_transfer_params` may also be in `extra_args`. Without
-    `max_tokens`, the answer has at most 16 tokens. Raises InvalidArgument for missing, unknown, wrong or contradicting
-    fields, and Unsupported for fields that Quire lacks. `timings`: the client wants timings in the answer."""
+    `max_tokens`, the answer has at most 16 tokens. The model's own sampling defaults do not apply. Raises
+    InvalidArgument for missing, unknown, wrong or contradicting fields, and Unsupported for fields that Quire lacks.
+    `timings`: the client wants timings in the answer."""
     outer = check_fields(body, GENERATE)
     values = {
         **check_fields({}, SAMPLING),

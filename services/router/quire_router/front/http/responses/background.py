@@ -106,7 +106,8 @@ class BackgroundRuns:
 
     async def cancel(self, tenant: str, response_id: str, *, forget: bool = False) -> None:
         """Cancel a response if it runs in this process. Otherwise, if the store is shared, leave a mark for the router
-        that runs it. `forget`: delete the response too. Raises Unavailable if the mark cannot be written."""
+        that runs it. `forget`: the router that runs the response also deletes it at its end; this mark replaces an
+        earlier one. Raises Unavailable if the mark cannot be written."""
         verdict = FORGOTTEN if forget else CANCELLED
         run = self._running.get((tenant, response_id))
         if run is not None:
@@ -116,8 +117,8 @@ class BackgroundRuns:
             await self.store.mark(tenant, response_id, verdict.encode(), replace=forget)
 
     async def close(self) -> None:
-        """Fail all running responses with ROUTER_STOPPED. Wait for at most _CLOSE_S until their tasks have stored that,
-        then cancel the tasks."""
+        """Fail all running responses with ROUTER_STOPPED. Wait for at most 1 s until their tasks have stored that, then
+        cancel the tasks."""
         for run in self._running.values():
             run.generation.cancel(_stopped())
         if tasks := set(self._tasks):
@@ -160,8 +161,8 @@ class BackgroundRuns:
 
     async def _settle(self, run: _Run, keep: Callable[[], Awaitable[StoreOutcome]]) -> None:
         """Store the outcome by calling `keep`, or do what a verdict demands, and do this again if a verdict comes
-        meanwhile. While the store does not answer, try again every second. Give up, count and log after _RETRY_FOR_S,
-        or if too many responses are retried."""
+        meanwhile. While the store does not answer, try again every second. Give up, count and log after 120 s, or if
+        more than 256 responses wait for the store."""
         settled: str | None = None
         kept, until_s = StoreOutcome.KEPT, time.monotonic() + _RETRY_FOR_S
         self._settling += 1

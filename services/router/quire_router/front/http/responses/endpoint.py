@@ -47,7 +47,10 @@ class ResponseRoutes:
         self._store = background.store if background is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Create a response: run it, or start it in the background."""
+        """Create a response: run it and send its answer, or start it in the background. With `previous_response_id`,
+        the messages of that stored response come between the instructions and the input. Raises InvalidArgument for
+        such an id without a store, the errors of `_load` and `_history` for this id, and those of `Serving.parse`,
+        `Serving.run` and `_start_in_background`."""
         exchange = exchange_of(scope)
         asked: AskedResponse = await self._serving.parse("response", scope, receive)
         parsed, history_json = asked.request, "[]"

@@ -50,7 +50,8 @@ class ResponsesFormat:
         return self._event("response.created", running) + self._event("response.in_progress", running)
 
     def frame(self, delta: Delta) -> bytes:
-        """Return the events of the delta's parts; empty if it has neither text nor logprobs."""
+        """Return the events of the delta's parts; empty if it shows no part. An empty delta of an unparsed answer
+        counts as a part if it has logprobs."""
         return b"".join(self._event(name, fields) for name, fields in self._collect(delta))
 
     def closing(self) -> bytes:
@@ -79,8 +80,9 @@ class ResponsesFormat:
         return orjson.dumps(self._ended)
 
     def _collect(self, delta: Delta) -> list[Event]:
-        """Add a delta's parts to the output, and return their events, each with its name and fields. The delta's
-        logprobs go with its last content part. If a parsed delta has no content part, its logprobs are left out."""
+        """Add a delta's parts to the output, and return their events, each with its name and fields. Remembers the
+        finish reason. The delta's logprobs go with its last content part. If a parsed delta has no content part, its
+        logprobs are left out."""
         self._finish = delta.finish
         logprobs: list[Any] = []
         if self._wants_logprobs:

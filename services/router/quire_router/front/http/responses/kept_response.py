@@ -19,7 +19,8 @@ def pack_response(response: dict[str, Any], messages_json: str = "[]") -> bytes:
 
 def unpack_response(value: bytes) -> dict[str, Any] | None:
     """Return the object `response` and the list `messages` of a stored value. Returns None for bytes that are not JSON,
-    lack a required field or are nested too deeply, because another program may have written them."""
+    lack a required field, have one of another type, or are nested too deeply, because another program may have written
+    them."""
     try:
         found = orjson.loads(value)
     except orjson.JSONDecodeError:

@@ -108,8 +108,8 @@ class MemoryStore:
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
         """Store a value for `ttl_s`, and replace an earlier one. The oldest other values of the tenant, then of all
-        tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored:
-        TOO_LARGE. `wait` changes nothing, since memory answers at once."""
+        tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored, but the
+        earlier one is removed: TOO_LARGE. `wait` changes nothing, since memory answers at once."""
         self._expire()
         self._drop((tenant, response_id))
         share = self._share_of(tenant) or self._max_bytes
@@ -203,9 +203,10 @@ class RedisStore:
         return await self._read(response_key(tenant, response_id))
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
-        """Store a value for its lifetime. Without `wait`, the call returns after at most MOST_WAIT_S, because a client
-        waits for its answer; a slower write goes on. A value that is too large, or that pending writes leave no room
-        for, is counted and not stored. A failure of Redis is logged and counted."""
+        """Store a value for its lifetime. Without `wait`, the call returns after at most 40 ms, because a client waits
+        for its answer; a slower write goes on, and the result is KEPT. A value that is too large is counted and not
+        stored. NOT_NOW: pending writes leave no room, or Redis failed; the store counts this, and logs a failure, only
+        without `wait`."""
         if len(value) > self.most_bytes(tenant):
             metrics.responses_dropped.labels("too_large").inc()
             return StoreOutcome.TOO_LARGE
@@ -250,8 +251,8 @@ class RedisStore:
         return found
 
     async def _put(self, tenant: str, response_id: str, value: bytes, *, share: int, wait: bool) -> StoreOutcome:
-        """Start a write that follows pending writes of the same key, and wait for it; without `wait`, for MOST_WAIT_S
-        at most. NOT_NOW: the write failed, or pending writes hold too many bytes. Otherwise KEPT, also for a write that
+        """Start a write that follows pending writes of the same key, and wait for it; without `wait`, for 40 ms at
+        most. NOT_NOW: the write failed, or pending writes hold too many bytes. Otherwise KEPT, also for a write that
         still goes on. With `wait`, the caller counts a failure. `share` is the tenant's quota in bytes, 0 for none."""
         if self._writing_bytes + len(value) > self._max_bytes:
             if not wait:
@@ -310,8 +311,8 @@ class RedisStore:
 
 def make_store(config: RouterConfig, share_of: Callable[[str], int] = unlimited) -> ResponseStore | None:
     """Make the configured store, in Redis or in memory. `share_of` returns the bytes of a tenant's share, 0 for no
-    limit. Returns None if responses are not stored. Also returns None, and logs a warning, if several processes without
-    Redis would each have their own store."""
+    limit. Returns None if responses are not stored. Also returns None if several processes without Redis would each
+    have their own store; the first process logs a warning."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
     if most and config.http_workers > 1 and not config.redis:
         if not config.http_worker:
