@@ -153,8 +153,9 @@ def name_model(model: str) -> None:
 
 
 def describe(hello: WorkerHello, *, prefix_caching: bool) -> None:
-    """Set the gauges that describe the engine: the KV cache's page size, number of pages and whether prefixes are
-    cached, the sleep state (always awake), and the LoRA adapters in use (always none)."""
+    """Set the gauges that describe the engine: the KV cache's page size, its number of pages (of the KV group with the
+    fewest, page 0 included) and whether prefixes are cached, the sleep state (always awake), and the LoRA adapters in
+    use (always none)."""
     geometry = hello.model.pages
     _cache_config.clear()
     # Page 0 is never granted, as vLLM's null block; vLLM counts it.

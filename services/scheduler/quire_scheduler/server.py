@@ -32,6 +32,9 @@ log = get_logger(__name__)
 
 
 class SchedulerService:
+    """Wires the parts of the scheduler for one server process. Making it opens the sockets of KV events, if these are
+    on, and raises ConfigError without --worker, or for an address or a KV events option that cannot be used."""
+
     name = "scheduler"
 
     def __init__(self, config: SchedulerConfig, bound: BoundServer) -> None:

@@ -34,7 +34,10 @@ MAX_START_VALUES = 128 * 1024
 
 
 class Admission:
-    """Decides which requests start with the next Grant. No request overtakes the queue's head, so that none starves."""
+    """Decides which requests start with the next Grant. No request overtakes the queue's head, so that none starves.
+    The states of waiting requests (LOOKUP, READY, PULLED) are explained in PendingQueue: LOOKUP waits for the kvstore's
+    answer, READY for pages and a slot, and PULLED for a slot, since it has pages from another engine. The lead is how
+    many positions a sequence should be able to run ahead."""
 
     def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
         self._replica = replica

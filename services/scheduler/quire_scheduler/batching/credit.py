@@ -53,9 +53,9 @@ class Credit:
         return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
 
     def lead(self) -> int:
-        """Return the measured number of steps, times the most tokens that a row recently sampled in a step, and at
-        least one page. A row that may sample several tokens always has credit for all of them, since with less it
-        would try fewer."""
+        """Return the measured number of steps, times the most tokens that a row recently sampled in a step, plus one
+        less than the tokens that a row may sample in one step; at least one page. A row that may sample several tokens
+        always has credit for all of them, since with less it would try fewer."""
         return self._lead_of(self._most_row_tokens)
 
     def extra_lead(self) -> int:
@@ -96,8 +96,8 @@ class Credit:
         self._lead.sent(seq)
 
     def reported(self, report: Report) -> None:
-        """Record which Grants the Report retires, measure the lead, and update the decaying counts of steps and of
-        sequences that ended."""
+        """Record which Grants the Report retires, measure the lead and, if rows may sample several tokens, the most
+        tokens of a row. Update the decaying counts of steps and of sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
         if max(self._most_row_tokens, self._most_constrained_row_tokens) > 1 and len(report.count):

@@ -1,8 +1,9 @@
 """Growth: gives pages to running sequences. Pages are added ahead of need while there are enough; when they are short,
 the oldest sequences get them first.
 
-When pages run short, they are taken back in this order: from sequences that wait in standby slots, from requests and
-transfers that hold pages without a slot, then from the latest running sequences. The oldest sequence always goes on.
+When pages run short, they are taken back in this order: from sequences in standby slots (those that were started ahead
+of need, beyond the rows of a step), from requests and transfers that hold pages without a slot, then from the latest
+running sequences. The oldest sequence always goes on.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Growth:
         """Plan new pages for all slots, if any slot has pages for less than its lead (the positions that it should be
         able to run ahead). Each gets its lead plus some slack while enough pages are free. If pages are short, leave
         out the slack, take back standby slots, halve all leads until the pages suffice, and last preempt the latest
-        sequences. Returns False if there are too few pages for the full lead; then no request may start with this
-        Grant."""
+        sequences for slots without a page for their next position. Returns False if the free pages were too few for the
+        full lead before any slot was taken back; then no request may start with this Grant."""
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
@@ -112,8 +113,9 @@ class Growth:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Allocate the `missing` pages of the active slots, lowest order key first, and charge the tenants for the
-        positions. Returns the slots that got none: the first one whose pages are not free, and all after it."""
+        """Allocate the `missing` pages of the active slots, lowest order key (the oldest) first, add them to the plan,
+        and charge the tenants for the positions. Returns the slots that got none: the first one whose pages are not
+        free, and all after it."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]
@@ -163,8 +165,8 @@ class Growth:
     def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
         """Make pages free for the starving slots, which have no page for their next position. Pages that are held
         without a slot are taken back first, and free pages are given at once. Then the latest sequences are preempted
-        until enough pages are free or will be, but never the oldest. If stores are late, the preempted pages are not
-        stored. If this Grant gives a preempted sequence pages, the worker ignores them."""
+        until enough pages are free or will be, but never the oldest. If stores of pages to the kvstore take too long,
+        the preempted pages are not stored. If this Grant gives a preempted sequence pages, the worker ignores them."""
         slots, pools = self._replica.slots, self._replica.pools
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()

@@ -33,7 +33,8 @@ class SlotUse(NamedTuple):
 
 
 class SlotTable:
-    """Columns by slot. In rows of free slots `active` is False, and the other columns have no meaning."""
+    """Columns by slot. In rows of free slots, `active` is False, `holder` is None and `start_seq` is FREE; the other
+    columns have no meaning."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -120,7 +121,8 @@ class SlotTable:
 
     def longest_unnamed(self, least: int) -> int | None:
         """Return the slot with the most computed tokens since its pages were last named, or None if it has fewer than
-        `least`. Slots without a token since their start do not count."""
+        `least`. Slots without a token since their start do not count. A page is named when its block hash is recorded,
+        so that caches can find it."""
         tokens = np.where(self.active & ~self.prefilling, self.known_len - 1 - self.named, 0)
         slot = int(tokens.argmax())
         return slot if tokens[slot] >= least else None
@@ -189,7 +191,7 @@ class SlotTable:
 
     def held_at(self, slot: int, applied: int) -> Request | None:
         """Return the request to which a row of the slot belongs, given the last Grant that the row's step had applied.
-        Returns None if that request's sequence had finished."""
+        Returns None if the worker had ended that request's sequence by itself, or the stop is retired."""
         if self.start_seq[slot] <= applied:
             return self.holder[slot]
         for use in self._former.get(slot, ()):

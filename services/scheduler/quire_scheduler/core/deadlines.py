@@ -12,7 +12,7 @@ _SWEEP = 64
 
 class Deadlines:
     """A heap of requests, the earliest deadline first. Entries of finished requests are skipped, and are removed
-    together when they are the majority."""
+    together when the heap has doubled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []

@@ -32,7 +32,8 @@ _MOST_AMBIGUOUS_ERRORS = 3
 
 class Lifecycle:
     """Ends or preempts requests. Where a method takes a `fence`, the worker has ended the slot by itself; without a
-    fence, the next Grant stops the slot."""
+    fence, the next Grant stops the slot. A fence says which Grant or step must be over before the pages are used again.
+    A page's name is its block hash, by which the prefix cache finds it."""
 
     def __init__(self, replica: Replica, ended: Ended | None = None) -> None:
         self._replica = replica

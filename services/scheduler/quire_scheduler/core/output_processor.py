@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class OutputProcessor:
-    """Applies one Report at a time. Each Report is of the replica's epoch."""
+    """Applies one Report at a time. Each Report is of the replica's epoch. A page is named when its block hash is
+    recorded, so that caches can find it. A fence says which Grant or step must be over before pages are used again."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica
@@ -73,7 +74,7 @@ class OutputProcessor:
             replica.rates.idle()
 
     def _settle_moves(self, report: Report, now: float) -> None:
-        """Settle the moves that have ended: their owners are told and their pages released. Then update the measured
+        """Settle the moves that have ended: their owners are told and the pages are released. Then update the measured
         speeds of stores, loads and pulls."""
         failed = report.moved_status.astype(np.bool_).tolist()
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), report.moved_us.tolist())
@@ -288,9 +289,10 @@ class OutputProcessor:
     def _handle_error(
         self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
     ) -> None:
-        """Fail the request by the worker's error, or start it again if the error is PAGES_LOST. None stands for an
-        Internal error without details. `late`: the step that failed was launched before the request left its slot; then
-        pages that the error may have damaged are forgotten even if the request has ended."""
+        """Fail the request by the worker's error, or start it again if the error is PAGES_LOST (see
+        `Lifecycle.pages_lost`). A request that has ended is ignored unless `late`. None stands for an Internal error
+        without details. `late`: the step that failed was launched before the request left its slot; then pages that the
+        error (not PAGES_LOST) may have damaged are forgotten, even if the request has ended."""
         lifecycle, finished = self._lifecycle, request.state is State.FINISHED
         error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
         if error.code == PAGES_LOST:

@@ -26,7 +26,8 @@ _PLACE_SHARE = 0.1
 
 
 class RequestChecks:
-    """The limits of one replica. `max_len` is the largest number of tokens that prompt and output may have together."""
+    """The limits of one replica. `max_len` is the largest number of tokens that prompt and output may have together. It
+    follows from the model, the configuration, and the number of pages; the smallest counts."""
 
     def __init__(
         self,
@@ -80,9 +81,9 @@ class RequestChecks:
         self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        """Raise InvalidArgument for an empty or too long prompt, a token id outside the vocabulary, or if max_tokens
-        leaves no token to generate. Raise Unsupported, which is an InvalidArgument too, for a constraint that the
-        worker cannot apply."""
+        """Raise InvalidArgument for an empty prompt, for prompt and output that leave no room for a token within
+        `max_len`, a token id outside the vocabulary, or if max_tokens is below 1 or leaves no token to generate. Raise
+        Unsupported, which is an InvalidArgument too, for a constraint that the worker cannot apply."""
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop
         if not len(prompt):
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one.", param="prompt")

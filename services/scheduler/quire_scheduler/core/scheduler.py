@@ -98,11 +98,12 @@ class Scheduler:
         deadline_s: float | None = None,
     ) -> None:
         """Check a request, add it to the pending queue and watch its deadline. A request that awaits a handover and has
-        no usable ticket is parked, so that no other request waits for it. Raises InvalidArgument if the session's
-        request of this handle has not ended, and the QuireError of any check that refuses the request. Then nothing
-        changes and no output follows. `held_tokens`: the number of leading tokens whose pages somebody has, as the
-        router believes; None if unknown. `deadline_s` is in seconds of the same clock as `now`, infinite for no
-        deadline; None: the deadline of the context, which must be of that clock too."""
+        no usable ticket is parked, so that no other request waits for it. A ticket that came with the request becomes a
+        pull, or its session is told why not. Raises InvalidArgument if the session's request of this handle has not
+        ended, and the QuireError of any check that refuses the request. Then nothing changes and no output follows.
+        `held_tokens`: the number of leading tokens whose pages somebody has, as the router believes; None if unknown.
+        `deadline_s` is in seconds of the same clock as `now`, infinite for no deadline; None: the deadline of the
+        context, which must be of that clock too."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -174,7 +175,8 @@ class Scheduler:
 
     def on_lookup(self, uid: int, result: LookupResult) -> None:
         """Take the kvstore's answer to the lookup of request `uid`, and make the request READY. A failed lookup is a
-        result without pages. If the request has left, only the leases of the answer are released."""
+        result without pages. If the request has left, the leases of the answer are released. In any case, the answer
+        counts for the circuit breaker of lookups."""
         request = self._replica.waiting.end_lookup(uid)
         self._replica.kv.take_answer(request, result)
         if request is not None:
@@ -238,8 +240,9 @@ class Scheduler:
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
-        """End the epoch: fail every request with the error, end all transfers, and release the leases in the kvstore.
-        Returns the outputs for the sessions. Afterwards only `take_effects` may be called."""
+        """End the epoch: fail every request with the error, end all transfers, and add the leases in the kvstore to the
+        effects, by which they are released. Returns the outputs for the sessions. Afterwards only `stats`,
+        `take_effects` and, for lookups that are still under way, `on_lookup` may be used."""
         self.end_all(error, now)
         self._replica.kv.handle_worker_loss()
         self._replica.pulls.handle_worker_loss()
@@ -326,5 +329,5 @@ class Scheduler:
         return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless all parts agree with one another. Called in idle moments and by tests."""
+        """Raise AssertionError unless all parts agree with one another. Only tests call it."""
         self._replica.check_integrity()

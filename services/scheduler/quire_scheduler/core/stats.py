@@ -181,8 +181,8 @@ class Rates:
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
         """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, more so if the
-        last Report was long ago. The first Report after `idle` is not counted: it only sets the time from which the
-        next one is measured."""
+        last Report was long ago; after `horizon_s`, nothing is left of them. The first Report of all, and the first
+        after `idle`, is not counted: it only sets the time from which the next one is measured."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 class Hop(NamedTuple):
     """The microseconds that a request spent in a phase, and the number of operations in that time; the domain form of
-    quire.v1.HopTiming."""
+    quire.v1.HopTiming. Operations are waits (queue), calls (lookup), pages (load, pull), computed tokens (prefill) or
+    output tokens (decode)."""
 
     service: str
     phase: str
@@ -98,7 +99,8 @@ class Timing:
         self.preempted_s = (*self.preempted_s, now)
 
     def finished(self, now: float) -> None:
-        """Note the end of the request. If it never started, all its time is added to the phase queue."""
+        """Note the end of the request. If it never started, all its time is added to the phase queue. A wait after its
+        last preemption is in no phase."""
         if not self.first_start_s:
             self._add("queue", now - self.waiting_since_s, 1)
         self.finished_s = now

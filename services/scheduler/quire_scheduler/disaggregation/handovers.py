@@ -26,9 +26,10 @@ class Handovers:
         self._lifecycle = lifecycle
 
     def submitted(self, request: Request) -> bool:
-        """Note which ticket or tokens a new request awaits, and take the ticket that came with it. Returns whether the
-        request must be parked, because it awaits something and has no ticket by which it may pull pages. No other
-        request waits for a parked one."""
+        """Note that a new request awaits a ticket and tokens, if its transfer says so, and take the ticket, or the
+        refusal, that came with it. A ticket that can be used becomes a pull; otherwise the session is told why it is
+        not. Returns whether the request must be parked, because it awaits something and has no ticket by which it may
+        pull pages. No other request waits for a parked one."""
         asked = request.transfer
         if asked.await_handover:
             self._records.expect(request)
@@ -37,8 +38,9 @@ class Handovers:
 
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
         """Apply a handover, which brings tokens, a ticket or the end of waiting, and let the request go on if it has
-        what it needs. Only the first tokens and the first ticket count. A handover is ignored if the request awaits
-        none, or no longer waits for a slot. If the request could not go on after the tokens, it fails."""
+        what it needs. Only the first tokens and the first ticket count. `give_up`: the request awaits nothing more, and
+        its pull ends. A handover is ignored if the request was submitted without `await_handover`, or no longer waits
+        for a slot. If the request could not go on after the tokens, it fails."""
         if not request.transfer.await_handover or not request.waits:
             return
         # Later tokens belong to a prefill attempt that this side did not wait for.
@@ -61,9 +63,9 @@ class Handovers:
             self.arrived(request, Handover(give_up=True), now)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """Record the ticket of a request's prefill, or the message that there will be none (`refusal`). Only the first
-        of these counts, and none after a give-up. A ticket that can be used becomes a pull. If it cannot be used, tell
-        the session why."""
+        """Record the ticket of a request's prefill, or the error that says why the ticket that came cannot be used
+        (`refusal`). Without either, nothing happens. Only the first of these counts, and none after a give-up. A ticket
+        that can be used becomes a pull. If it cannot be used, tell the session why."""
         if ticket is None and refusal is None:
             return
         if self._records.had_ticket(request):

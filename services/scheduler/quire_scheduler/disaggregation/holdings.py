@@ -31,15 +31,16 @@ class Holdings:
 
     def coming(self, *, late: bool) -> int:
         """Return how many pages are free, or will be soon: when fences have passed, moves have ended and cancelled
-        pulls have been reported. Pages that other engines have yet to pull are not counted. With `late`, pages that
-        only the end of a move frees are not counted either."""
+        pulls have been reported. Pages that other engines have yet to pull are not counted. With `late`, the only moves
+        whose end counts are cancelled pulls. The number is per KV group."""
         pools = self._pools
         coming = pools.coming_by_steps if late else pools.coming - self._kept()
         return coming + self._pulls.returning
 
     def reclaim_pages(self, lacking: int, sparing: Request | None = None) -> int:
         """Make `lacking` pages free soon, if possible: take back the pages of the latest pulling requests, except
-        `sparing`, then end the latest transfers. Returns how many pages that frees."""
+        `sparing`, then end the latest transfers whose requests have left. Returns how many pages per KV group that
+        frees; they may be fewer or more."""
         freed = 0
         while freed < lacking and (request := self._pulls.newest_holder(sparing)):
             freed += self._pulls.reclaim_pages(request)

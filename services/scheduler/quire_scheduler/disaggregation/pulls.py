@@ -191,9 +191,9 @@ class Pulls:
 
     def take_pages(self, request: Request, hit: Hit, now: float) -> None:
         """Give the queue's head its pages and begin to pull; the head is PULLING from now on. The request shares the
-        complete pages of `hit`. The other pages are newly allocated, and one move per KV group fills those that the
-        ticket covers. If no page is to be pulled, the pull is over at once. The caller has checked that enough pages
-        are free."""
+        pages of `hit`, all of which must hold their content. The other pages are newly allocated, and one move per KV
+        group fills those that the ticket covers. If no page is to be pulled, the pull is over at once. The caller has
+        checked that enough pages are free."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
@@ -213,10 +213,10 @@ class Pulls:
 
     def settle_pull(self, request: Request) -> None:
         """Let a request with a pull go on, after one of its moves has ended or the prefill engine's token has come.
-        While other moves go on, nothing happens. Then the session is told how the pull went, unless it was told before.
-        If the request still lacks the token that the prefill engine samples, it goes on waiting. Otherwise it waits for
-        a slot. But if pages are missing and there is a kvstore, the request releases all its pages, its pull ends, and
-        the kvstore is asked first."""
+        While other moves go on, nothing happens. Then the full pages that arrived are named, and the session is told
+        how the pull went, unless it was told before. If the request still lacks the token that the prefill engine
+        samples, it goes on waiting. Otherwise it waits for a slot. But if pages are missing and a kvstore may have
+        them, the request releases all its pages, its pull ends, and the kvstore is asked first."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return
@@ -238,7 +238,8 @@ class Pulls:
 
     def give_up(self, request: Request) -> None:
         """End the pull of a waiting request, if it has one. If the request holds pages, cancel its moves; the pull is
-        settled when the worker reports their end. Otherwise drop its ticket and tell its session."""
+        settled when the worker reports their end. Otherwise drop its ticket, and tell its session unless it was told
+        before."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return
@@ -263,8 +264,9 @@ class Pulls:
 
     def reclaim_pages(self, request: Request) -> int:
         """Take back the pages of a request that holds some without a slot, and set the request aside. The request pulls
-        again later, unless its session was told already how the pull went. Returns the number of pages that become
-        free, now or when cancelled moves are reported."""
+        again later, unless its session was told already how the pull went. In that case its pull ends, and the request
+        is READY again at once if it lacks no token. Returns the number of pages per KV group that become free, now or
+        when cancelled moves are reported."""
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
@@ -294,8 +296,8 @@ class Pulls:
         self._dropped.clear()
 
     def recall_set_aside(self) -> None:
-        """Return requests that were set aside to READY, if they may hold pages again and their cancelled moves have
-        been reported."""
+        """Return requests that were set aside and still have a pull to READY, if they may hold pages again (see
+        `has_share`) and their cancelled moves have been reported."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages_needed(request)):
@@ -306,7 +308,8 @@ class Pulls:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each request that holds pages without a slot waits for moves, tokens or a slot.
-        Each pull must be of a request that lives and has not started, and each pull move in flight must be known."""
+        Each pull must be of a request that lives and has not started, and each pull move in flight must be known. Of
+        the requests that hold pages, the session must have been told of exactly those whose moves have ended."""
         living = {request.uid: request for request in requests}
         holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")

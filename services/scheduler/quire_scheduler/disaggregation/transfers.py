@@ -2,10 +2,10 @@
 which the pages are kept.
 
 A transfer begins when its request starts, and ends once: the other engine has pulled all pages, the transfer was
-released, its lease ended, or its pages will never be complete. Meanwhile its pages are lent to export moves, by which
-the worker serves them. When the transfer ends, its exports are cancelled, and the pages can be used again once the
-worker has reported these. If the request loses its slot and starts again, its pages are exported anew under the same
-ticket.
+released, its lease ended, or it failed: its pages will never be complete, could not be sent, or are needed here.
+Meanwhile its pages are lent to export moves, by which the worker serves them. When the transfer ends, its exports are
+cancelled, and the pages can be used again once the worker has reported these. If the request loses its slot and starts
+again, its pages are exported anew under the same ticket.
 
 This module knows sessions only by their numbers.
 """
@@ -87,8 +87,8 @@ class Transfers:
 
     def begin_transfer(self, request: Request, now: float) -> Ticket | None:
         """Export the pages of a request that starts: under a new ticket at its first start, under the same one later.
-        Returns the ticket, or None if the worker serves no pages or the transfer is over. If an earlier export has
-        not ended yet, the transfer fails."""
+        Returns the ticket, or None if the worker serves no pages or the transfer is over. If an earlier export has not
+        ended yet, the transfer fails, and the result is None too."""
         transfer = self._computing.get(request.uid)
         if transfer is None:
             if request.admitted or not self._hello.data_address:

@@ -2,8 +2,9 @@
 
 The core does no I/O. Lookups and releases are collected in `effects`, and the service carries them out; moves (copies
 of pages by the worker) go into the next Grant. Each lease is released exactly once: when its load has been reported,
-when its request leaves before it starts, or when the worker is gone. Every failure counts as a miss, and a circuit
-breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are decided by `Offload`.
+when its request leaves before it starts, when its answer cannot be used, or when the worker is gone. Every failure
+counts as a miss, and a circuit breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are
+decided by `Offload`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class Lookup(NamedTuple):
 
 
 class LookupResult(NamedTuple):
-    """The kvstore's answer: the number of pages found in every KV group, one lease per group (none if nothing was
-    found), the time when the leases end, and the slowest medium that holds a page. `failed`: there was no answer, so
-    the result says nothing about the pages."""
+    """The kvstore's answer: the number of pages found in every KV group, the leases (one for each group that has
+    pages), the microseconds that it took, the time until which a load may begin, and the slowest medium that holds a
+    page. Leases may have been granted although `pages` is 0. `failed`: there was no answer, so the result says nothing
+    about the pages."""
 
     pages: int
     leases: tuple[bytes, ...]
@@ -99,7 +101,8 @@ _MOST_ASKED = 8192
 
 
 class KvTraffic:
-    """The traffic of one core with the kvstore. Without a kvstore (`enabled` is False) all methods do nothing."""
+    """The traffic of one core with the kvstore. Without a kvstore (`enabled` is False) nothing is looked up, stored or
+    loaded."""
 
     def __init__(
         self,
@@ -146,8 +149,8 @@ class KvTraffic:
     def wants_lookup(self, request: Request, local: int) -> bool:
         """Whether to look up, before a start, the request's pages after the `local` ones that the device has. No lookup
         is made without a kvstore, for a short prompt, or for a request that does not read caches. None is made if only
-        the page of the last token follows, or after 8 lookups or a failed one. None is made while the circuit breaker
-        is open, or if the kvstore's copies may be damaged."""
+        the page of the last token follows, or after 8 lookups since the last start, or after a failed one. None is made
+        while the circuit breaker is open, or if the kvstore's copy of any of these pages may be damaged."""
         search = self._search_of(request)
         return (
             self.enabled
@@ -163,7 +166,8 @@ class KvTraffic:
     def is_lookup_needless(self, request: Request, local: int) -> bool:
         """Whether the lookup of a new request would find nothing: its router follows the kvstore, and at most 1 s ago
         knew of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
-        the router may not know that yet. False also if the request was swapped or its pull was incomplete."""
+        the router may not know that yet. False also if the request was swapped or its pull was incomplete. The caller
+        has checked `wants_lookup`."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
@@ -174,7 +178,7 @@ class KvTraffic:
 
     def look_up(self, request: Request, local: int) -> None:
         """Add to `effects` a lookup of the request's pages after the first `local`, at most 8192, with the time that
-        computing them would take."""
+        computing them would take. The circuit breaker begins a try, and the lookup counts for the limit of 8."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
@@ -209,9 +213,9 @@ class KvTraffic:
 
     def must_ask(self, request: Request, local: int) -> bool:
         """Whether a READY request must be looked up in the kvstore before it starts. This is so after a swap or an
-        incomplete pull, or if the last answer cannot be used any more, as long as a lookup is wanted. An answer is
-        dropped and its leases are released if they end too soon, or if its pages no longer follow the `local` ones on
-        the device."""
+        incomplete pull, or if the last answer reached beyond the `local` pages and cannot be used any more, as long as
+        a lookup is wanted. An answer is dropped and its leases are released if they end too soon, or if its pages no
+        longer follow the `local` ones on the device."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
@@ -232,7 +236,8 @@ class KvTraffic:
 
     def load_pages(self, request: Request, local: int) -> int:
         """Begin to load the pages after the first `local` that the kvstore was found to have. Called when the request
-        takes its slot. Returns how many leading pages the request need not compute."""
+        takes its slot: the counts of its lookups and of the pages that it has offered to the kvstore begin anew.
+        Returns how many leading pages the request need not compute."""
         if search := self._searches.get(request.uid):
             search.lookups, search.due = 0, False
         self.offload.skip(request, 0)

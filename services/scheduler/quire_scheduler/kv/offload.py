@@ -107,8 +107,9 @@ class Offload:
     def store_new_pages(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """Store the request's computed pages that the kvstore lacks, if at least `least` pages are new since the last
         offer. Under the policy `selective`, only pages that a second request uses are stored. Returns False if there is
-        no room to store all of them now; the rest is offered again later. Does nothing and returns True if the policy
-        does not store early or the prompt is too short."""
+        no room to store all of them now; then as many as fit are stored if these are at least `least`, and the rest is
+        offered again later. Does nothing and returns True if the policy does not store early or the prompt is too
+        short."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
@@ -128,8 +129,9 @@ class Offload:
         return span <= room
 
     def handle_leave(self, request: Request, *, stores: bool = True) -> None:
-        """Handle a request that is giving up its pages. With `stores`, the pages that were not stored are stored now,
-        as far as there is room. Under a policy that stores early, pages that stay unstored are counted as dropped."""
+        """Handle a request that is giving up its pages. Nothing happens if the policy does not store early or the
+        prompt is too short. With `stores`, the pages that were not stored are stored now, as far as there is room.
+        Pages that stay unstored for lack of room or without `stores` are counted as dropped."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.store_new_pages(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
@@ -179,13 +181,15 @@ class Offload:
                         self._store(chain, None, 0)
 
     def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
-        """Count those of the evicted pages, given by their hashes, that the kvstore lacks."""
+        """Count those of the evicted pages, given by their hashes, that the kvstore lacks. Only pages of group 0 count,
+        and none under the policies `selective` and `off`."""
         if self.enabled and not self._selective and not group:
             self._stats.store_missed(sum(digest not in self._known for digest in hashes))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. The
-        result feeds the circuit breaker."""
+        """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. For the
+        circuit breaker, the store has failed if no page arrived. If all arrived, pages that `look_ahead` found no room
+        for are examined again."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else
@@ -209,8 +213,8 @@ class Offload:
             known.popitem(last=False)
 
     def note_boot_id(self, boot_id: int) -> None:
-        """Note the kvstore's boot id. If it has changed, the kvstore has restarted and may have lost pages, so all that
-        is known of its content is forgotten."""
+        """Note the kvstore's boot id; 0 (unknown) is ignored. If it has changed, the kvstore has restarted and may have
+        lost pages, so all that is known of its content is forgotten."""
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
@@ -228,7 +232,8 @@ class Offload:
 
     def quarantine(self, hashes: Sequence[bytes]) -> None:
         """Quarantine the kvstore's pages with these hashes: they may be damaged, because their sequence ended by an
-        error. They are not loaded until they have been stored again."""
+        error. They are not loaded until they have been stored again. Only the latest 65,536 hashes are remembered. Does
+        nothing under the policy `off`."""
         if not self.enabled:
             return
         self.forget(hashes)
@@ -248,13 +253,15 @@ class Offload:
         require(self._offered.keys() <= {request.uid for request in requests}, "pages were offered for nobody")
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:
-        """Return the indices, from `first` to `end`, of the request's pages that the kvstore was not given."""
+        """Return the indices, from `first` to `end` (exclusive), of the request's pages that the kvstore was not
+        given."""
         hashes, known = request.hashes, self._known
         return [index for index in range(first, end) if hashes[index] not in known]
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
-        """Return the end, at most `end`, of the request's pages that a second request has used or uses now: those found
-        on the device at its start, and those that have two references."""
+        """Return the index after the last of the request's pages before `end` that a second request has used or uses
+        now: a page that was found on the device at the start, or that has two references. At least `first`, if no page
+        counts."""
         local = request.local_tokens // self._pools.page_size
         pool, table = self._pools.pools[0], request.tables[0]
         while end > max(first, local) and pool.references(table[end - 1]) < 2:
@@ -262,9 +269,9 @@ class Offload:
         return end
 
     def _room(self, share: int) -> int:
-        """Return how many more pages may be on their way to the kvstore, if stores may hold one `share`-th of all
-        pages. Returns 0 if too many stores are in flight or the circuit breaker is open. While the breaker tries
-        whether stores work again, a single move must hold all pages."""
+        """Return how many more pages may be on their way to the kvstore, if stores may hold one `share`-th of all pages
+        (in a small pool 16, or half of it if that is less). Returns 0 if too many stores are in flight or the circuit
+        breaker is open. While the breaker tries whether stores work again, a single move must hold all pages."""
         moves, pools = self._moves, self._pools
         if moves.stores + pools.groups > self._max_stores or not self._breaker.can_try():
             return 0
@@ -284,8 +291,8 @@ class Offload:
 
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
         """Begin the moves that store the chain, at most 256 new pages each, in every KV group, and note that the
-        kvstore has the pages. The chain begins at page `first` of the request, if it belongs to one. Stored pages leave
-        the quarantine."""
+        kvstore has the pages. The circuit breaker begins a try. The chain begins at page `first` of the request, if it
+        belongs to one. Stored pages leave the quarantine."""
         self._breaker.begin_try()
         context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -299,8 +306,8 @@ class Offload:
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a
-        prefix is evicted first). A chain begins with its parent page if that is among the pages too. Pages that are not
-        on the device in every KV group are left out."""
+        prefix is evicted first). A chain begins with its parent page if that is among the pages too. A chain of which
+        any page is not on the device in every KV group is left out."""
         names, known = self._names, self._known
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):

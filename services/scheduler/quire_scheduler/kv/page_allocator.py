@@ -103,7 +103,7 @@ class PageAllocator:
 
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` pages with one reference each. Free pages are used first, then idle ones are evicted. The
-        caller has checked `free`."""
+        caller has checked `free`; AssertionError otherwise."""
         require(0 <= count <= self.free, "more pages than are free")
         if not count:
             return []
@@ -120,8 +120,8 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add one reference to each page. A page without a reference must be one whose content is kept; it stops being
-        idle, fenced or awaited."""
+        """Add one reference to each page. A page without a reference must be one whose content is kept (AssertionError
+        otherwise); it stops being idle, fenced or awaited."""
         if not len(pages):
             return
         references = self._references[pages]
@@ -138,8 +138,9 @@ class PageAllocator:
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """Drop one reference to each page. When the fence has passed, pages without a reference become idle if their
-        content is kept, else free. Of these idle pages, the last one in the list is evicted first."""
+        """Drop one reference to each page. When this fence and those of earlier releases have passed, pages without a
+        reference become idle if their content is kept, else free; a page that a move reads waits for the end of the
+        move too. Of these idle pages, the last one in the list is evicted first."""
         if not pages:
             return
         at = np.array(pages)
@@ -171,9 +172,9 @@ class PageAllocator:
                 self._awaited[page] = True
 
     def take_back(self, pages: Sequence[int]) -> None:
-        """End the loan of these pages to one move. A page that is lent to no other move and has no reference becomes
-        idle if its content is kept, else free. Pages that were idle when they were lent are the next to be evicted,
-        the last of the list first."""
+        """End the loan of these pages to one move. A page that is lent to no other move, has no reference and waits for
+        no fence becomes idle if its content is kept, else free. Pages that were idle when they were lent are the next
+        to be evicted, the last of the list first."""
         front = list[int]()
         for page in reversed(pages):
             left = self._lent[page] - 1
@@ -213,7 +214,7 @@ class PageAllocator:
 
     def advance(self, retired: int, completed: int) -> None:
         """Note that Grant `retired` has retired and step `completed` has completed, with all before them. Pages whose
-        fence has passed become idle if their content is kept, else free."""
+        fence has passed become idle if their content is kept, else free; a page that a move still reads is awaited."""
         self._retired = max(self._retired, retired)
         self._completed = max(self._completed, completed)
         if self._fenced:

@@ -23,5 +23,6 @@ def identify(request: Request, page_size: int) -> None:
 
 
 def most_hits(request: Request, page_size: int) -> int:
-    """Return the most pages of the request that need not be computed. The last token is always computed."""
+    """Return the most pages of the request that need not be computed, among those whose hashes are known. The last
+    token is always computed."""
     return min((request.known_len - 1) // page_size, len(request.hashes))

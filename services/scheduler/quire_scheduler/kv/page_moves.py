@@ -131,7 +131,8 @@ class PageMoves:
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
         """Settle the moves whose end the worker has reported: call their owners, then release their pages. Unknown ids
-        are ignored. Returns the bytes and the longest time for each kind of move."""
+        are ignored. Returns the bytes that arrived and the longest time, for each kind of move; pulls from the same
+        host and from others count as two kinds."""
         carried = dict[tuple[MoveKind, bool], Carried]()
         for end in ends:
             move = self._moves.pop(end.id, None)
@@ -146,8 +147,8 @@ class PageMoves:
         return list(carried.values())
 
     def pop_lost_moves(self) -> list[Move]:
-        """Forget all moves, since the worker is gone, and release their pages. Returns the moves that were in
-        flight."""
+        """Forget all moves, since the worker is gone, and release their pages; the owners are not called. Returns the
+        moves that were in flight."""
         moves, self._moves = self._moves, {}
         for move_id, move in moves.items():
             self._release(move_id, move)

@@ -110,7 +110,8 @@ class PagePools:
         )
 
     def unheld(self, tables: Sequence[Sequence[int]]) -> int:
-        """Return how many of these pages, which moves read, have no reference and so become free when the moves end."""
+        """Return how many of these pages, which moves read, have no reference and so become free when the moves end:
+        the largest number of any KV group."""
         return max(
             sum(pool.references(page) == 0 for page in table) for pool, table in zip(self.pools, tables, strict=True)
         )

@@ -73,8 +73,8 @@ class PrefixCache:
 
     def match(self, request: Request) -> Hit:
         """Return the longest prefix of the request whose pages are named (hold their content), or promised by another
-        request that will fill them, in every KV group. The hit is empty if the cache is off or the request does not
-        read it."""
+        request that will fill them, in every KV group. The page of the last token is never part of it. The hit is empty
+        if the cache is off or the request does not read it."""
         if not self.enabled or not request.sequence.reads_cache:
             return self._miss
         key = (request.uid, request.known_len, self._names.sequence, self._changes)
@@ -98,7 +98,7 @@ class PrefixCache:
         """Note that the request starts on the pages of `hit`, followed by its own pages. Pages before index `loaded`
         are loaded from the kvstore. The request's own full pages are promised, unless pages of that content are named
         or promised already. Other requests may start on promised pages. If pages of `hit` are only promised, note that
-        the request awaits them."""
+        the request awaits them. If the cache is off, only the number of ready pages is noted."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return
@@ -117,7 +117,8 @@ class PrefixCache:
 
     def computed(self, request: Request, positions: int) -> None:
         """Note that the request's pages hold the KV of its first `positions` positions. Pages that have become full get
-        their names, and their promises are removed. Nothing happens if no further page has become full."""
+        their names, their promises are removed, and the request awaits no promised page any more. Nothing happens if no
+        further page has become full."""
         end = min(positions // self._pools.page_size, len(request.hashes))
         first = self.ready_pages(request)
         if end <= first:
@@ -129,8 +130,8 @@ class PrefixCache:
                 self._name(request, group, first, table[first:end])
 
     def loaded(self, request: Request, group: int, first: int, pages: Sequence[int], arrived: int) -> None:
-        """Handle the end of a load for the request, which may have left: name the first `arrived` pages. Each other
-        page is promised from now on by the oldest request that holds it, since that one computes it; if no request
+        """Handle the end of a load for the request, which may have left: name the first `arrived` pages. The promise of
+        each other page passes to the oldest request that holds the page, since that one computes it; if no request
         holds the page, its promise is removed."""
         if not self.enabled:
             return
@@ -152,8 +153,8 @@ class PrefixCache:
 
     def leave(self, request: Request, positions: int) -> None:
         """Handle a request that is releasing its pages. Name the pages that its `positions` computed tokens fill.
-        Withdraw the promises of pages that it has not filled, and the promises of requests that wait for these
-        pages."""
+        Withdraw the promises of pages that it has not filled and no load will fill, and the promises of requests that
+        wait for these pages."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)
@@ -168,13 +169,14 @@ class PrefixCache:
             broken = {page for other in doomed for page in self._withdraw(other)}
 
     def drop_suspect_pages(self, request: Request, first: int) -> None:
-        """Forget the names of the request's pages from page `first` on, which may hold wrong content."""
+        """Forget the names of the request's pages from page `first` on, which may hold wrong content; this content is
+        not kept for reuse."""
         for group, table in enumerate(request.tables):
             self._pools.pools[group].drop(self._names.forget(group, table[first:]))
 
     def drop_suspect_content(self, request: Request, first: int) -> None:
         """Forget the names of the pages that hold the content of the request's pages from index `first` on, whichever
-        pages these are. The request has given up its own pages."""
+        pages these are; this content is not kept for reuse. The request has given up its own pages."""
         for group, pool in enumerate(self._pools.pools):
             named = self._names.pages(group)
             pages = [named[digest] for digest in request.hashes[first:] if digest in named]

@@ -24,8 +24,8 @@ _MAX_SURPRISE = 4.0
 
 
 class Rate:
-    """Amounts per second, over the last ten measurements or so. A measurement far above the others counts as a slow
-    one, so a pause misleads little and a rate that has really changed is learnt within a few measurements."""
+    """Amounts per second, over the last ten measurements or so. A time far above the expected one is cut, so that a
+    pause misleads little; a rate that has really changed is still learnt within a few measurements."""
 
     def __init__(self) -> None:
         self._amount = 0.0
@@ -59,7 +59,7 @@ class Lane:
 
     def add_ended_batch(self, amount: int, longest_us: int, now: float) -> None:
         """Add a batch of moves that one Report told of. Its time is that of its longest move, but at most the time
-        since the last batch."""
+        since the last batch. A batch that took no time is ignored."""
         seconds = longest_us / 1e6
         if self._last_s:
             seconds = min(seconds, now - self._last_s)
@@ -81,7 +81,8 @@ class ResumeCost:
 
     def measure_steps(self, report: Report) -> None:
         """Measure the speed of prefill by the steps of a Report; a Report without the times of its steps is ignored.
-        Steps without prefill measure the time of decoding, which is subtracted from steps that do both."""
+        Steps without prefill measure the time of decoding, which is subtracted from steps that do both; at least a
+        tenth of their time counts as prefill."""
         if len(report.timing) != report.steps:
             return
         columns = (report.timing, report.step_prefill_tokens.tolist(), report.step_rows.tolist())
@@ -113,7 +114,8 @@ class ResumeCost:
 
     def swap_pays(self, pages: int, unstored: int) -> bool:
         """Whether a lookup, storing `unstored` pages and loading all `pages` take less time than computing `pages`;
-        False while these times are not measured. Before the first load, loading counts as being as fast as storing."""
+        False while the time of computing, storing or loading is needed and was not measured; a lookup that was not
+        measured counts as 0 s. Before the first load, loading counts as being as fast as storing."""
         computing = self.compute_s(pages)
         storing = self._lanes[MoveKind.STORE].rate.seconds(unstored * self._page_bytes)
         loading = self._lanes[MoveKind.LOAD].rate.seconds(pages * self._page_bytes)

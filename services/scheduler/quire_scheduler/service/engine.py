@@ -108,7 +108,8 @@ class Engine:
 
     def attach(self, hello: WorkerHello) -> None:
         """Begin a new epoch: make a new core for the worker that sent the hello, and set the phase to ready. If the
-        engine drains, the new core refuses requests too. Watchers of pages are woken."""
+        engine drains, the new core refuses requests too. The gauges that describe the engine are set, and watchers of
+        pages are woken."""
         with_store = self._kvstore is not None
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.pages_changed.set)
@@ -122,8 +123,8 @@ class Engine:
 
     def detach(self, error: QuireError, phase: str, detail: str) -> None:
         """End the epoch, since the worker is gone. Its requests fail with the error, and their sessions are told at
-        once. The leases in the kvstore are released, and the phase changes. Without an epoch, only the phase
-        changes."""
+        once. The leases in the kvstore are released, the phase changes, and watchers of pages are woken. Without an
+        epoch, only the phase changes."""
         core, self.core = self.core, None
         self.set_phase(phase, 0.0, detail)
         if core is not None:
@@ -246,7 +247,7 @@ class Engine:
 
     def on_report(self, report: Report) -> None:
         """Apply a Report. The outputs for the sessions wait until `flush`. If the Report says that the worker drains,
-        the core refuses new requests from now on."""
+        the core refuses new requests from now on, and the phase is draining. Without a core, nothing happens."""
         if self.core is not None:
             if report.draining and not self._worker_drains:
                 self._worker_drains = True

@@ -23,8 +23,9 @@ class LivenessMonitor:
         self._sent = seq
 
     def frame_received(self, now: float, retired: int, *, heartbeat: bool) -> None:
-        """Note that a frame came. Only a frame that is no heartbeat counts as progress. `retired` is the last Grant
-        that the worker has retired; a frame that was sent before a Grant arrived does not answer that Grant."""
+        """Note that a frame came. Only a frame that is no heartbeat counts as progress. `retired`, which is ignored in
+        a heartbeat, is the last Grant that the worker has retired; a frame that was sent before a Grant arrived does
+        not answer that Grant."""
         self._heard = now
         if not heartbeat:
             self._progressed = now
@@ -38,7 +39,7 @@ class LivenessMonitor:
     def failure(self, now: float, *, busy: bool) -> str:
         """Return why the worker counts as lost: no frame came for `silence_s`, or nothing but heartbeats for
         `progress_s` while Grants are unanswered or it is `busy` (slots are held). Returns an empty string if it does
-        not."""
+        not. A check while no Grant is unanswered and no slot is held counts as progress."""
         if now - self._heard > self._silence_s:
             return "it is silent"
         if self._sent <= self._retired and not busy:

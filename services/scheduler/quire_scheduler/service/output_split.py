@@ -104,7 +104,8 @@ def _split_chunk(chunk: PromptLogprobs, most: int) -> Iterator[PromptLogprobs]:
 
 def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
     """Yield the rows in pieces of at most `most` bytes, with their tokens and logprobs. A finished note goes with the
-    last row of its handle; further finished notes come after the rows."""
+    last row of its handle, or with the first piece if its handle has no row. Without any rows, the finished notes are
+    pieces of their own."""
     last = {handle: row for row, handle in enumerate(out.handle.tolist())}
     finished = sorted(out.finished, key=lambda note: last.get(note.handle, -1))
     ends, done = np.concatenate([[0], np.cumsum(out.count, dtype=np.int64)]), 0

@@ -113,8 +113,9 @@ class _Watch:
         self._core, self._at, self._resumed = core, request.after_sequence if resumes else -1, resumes
 
     async def _snapshot(self, core: Scheduler) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield all named pages as one or more frames; the last one is marked complete. If the epoch ends meanwhile,
-        stop without that mark."""
+        """Yield all named pages as one or more frames; the last one is marked complete. The snapshot is counted as new
+        or after a gap, and the watcher then follows the events that are later than its beginning. If the epoch ends
+        meanwhile, stop without that mark."""
         metrics.page_snapshots.labels("new" if self._at < 0 else "gap").inc()
         self._at = core.names.sequence
         wire, held = _Wire(core, self._request.with_token_ids), list[Stored]()

@@ -1,8 +1,9 @@
 """Joins outputs that wait for a slow router, so that each request has one row with the tokens of several steps. This
 module does not know the wire format.
 
-A router handles the admissions and ends of a message before its rows, and failures, pulls and prefills after them. Only
-one case cannot be joined: a request is admitted under a handle that earlier outputs still speak of.
+A router handles the admissions and ends of a message before its rows, and failures, pulls and prefills after them.
+Outputs are not joined if that makes too many tokens, if the later ones have prompt logprobs, or if they admit a request
+under a handle that the earlier ones still speak of.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ class Session:
     async def run(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
-        """Open a session by the stream's first message, and yield messages for the router until it wants no more and
-        all its requests have ended. Raises the error that ends the session, such as FailedPrecondition for a wrong
-        first message. Requests that still run at the end are aborted."""
+        """Open a session by the stream's first message, and yield messages for the router, the welcome first, until it
+        wants no more and all its requests have ended. Raises the error that ends the session, such as
+        FailedPrecondition for a wrong first message. Requests that still run at the end are aborted."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -122,7 +122,8 @@ class Session:
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
         """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
-        answered by a failed note. After each 5 ms of submits, other tasks may run."""
+        answered by a failed note; if that finds no room, the session ends, and the rest of the message is dropped.
+        After each 5 ms of submits, other tasks may run."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:

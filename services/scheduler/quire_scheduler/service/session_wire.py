@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
-    """Encode a session's outputs as one message: rows as columns of bytes, logprobs, and one entry for each note
-    (admitted with its ticket, finished, failed, prefilled, pulled)."""
+    """Encode a session's outputs as one message: rows as columns of bytes, logprobs, prompt logprobs, and one entry for
+    each note (admitted with its ticket, finished, failed, prefilled, pulled)."""
     message = scheduler_pb2.SessionResponse()
     put_columns(out, message)
     if out.prompt_logprobs:
@@ -51,7 +51,8 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
 
 
 def put_columns(out: SessionOutputs, into: scheduler_pb2.SessionResponse) -> None:
-    """Write the outputs' rows and logprobs into the message, in place of those that it has."""
+    """Write the outputs' rows and logprobs into the message, in place of those that it has. If the outputs have no
+    logprobs, those of the message stay."""
     into.handle, into.count = out.handle.tobytes(), out.count.tobytes()
     into.token, into.finish = out.token.tobytes(), out.finish.tobytes()
     if out.logprobs is not None:
@@ -66,14 +67,15 @@ def transfer_from_pb(message: scheduler_pb2.KvTransfer) -> KvTransfer:
 
 
 def handover_from_pb(message: scheduler_pb2.Handover) -> Handover:
-    """Decode a handover. Raises InvalidArgument if its tokens are not a column of int32."""
+    """Decode a handover. If its ticket contradicts itself, the handover has the error in place of the ticket. Raises
+    InvalidArgument if its tokens are not a column of int32."""
     ticket, refusal = _ticket_of(message)
     return Handover(ticket, tuple(i32(message.token, "token").tolist()), message.give_up, refusal)
 
 
 def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
     """Encode the outputs of one request as a message of the GenerateTokens stream: tokens, the finish reason of the
-    last row, logprobs, and the finished note if there is one. Other notes are left out."""
+    last row, logprobs, prompt logprobs, and the finished note if there is one. Other notes are left out."""
     message = scheduler_pb2.GenerateTokensResponse(token=out.token.tobytes())
     if len(out.finish) and out.finish[-1]:
         message.finish_reason = common_pb2.FinishReason.Name(int(out.finish[-1]))  # type: ignore[assignment]  # names are accepted

@@ -72,8 +72,8 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Follow the worker's loading, then serve an epoch. After each loss or unexpected error, fail its requests and
-        try again with a backoff of 0.1 to 2 s, until cancelled. If another scheduler has taken over the worker, wait
-        until the worker is free."""
+        try again with a backoff of 0.1 to 2 s (0.1 s again after an epoch), until cancelled. If another scheduler has
+        taken over the worker, wait until the worker is free."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -113,8 +113,9 @@ class WorkerLink:
 
     async def _follow_load(self) -> None:
         """Pass the worker's loading progress to the engine, and return when its model is ready. Raises the error by
-        which loading fails, or Unavailable if the worker stops loading, or sends nothing in time. Only the first
-        message has a time limit: the worker sends it at once, but parts of a load may take long."""
+        which loading fails, after the phase has become failed; Unavailable if the worker stops loading, or sends
+        nothing in time; and grpc.RpcError if the call fails. Only the first message has a time limit: the worker sends
+        it at once, but parts of a load may take long."""
         loaded = False
         # A read that is cancelled cancels the call. A call whose load failed is not cancelled: the worker ends when it
         # knows that its error has been received.
@@ -179,8 +180,8 @@ class WorkerLink:
             out.put_nowait(None)
 
     async def _read_first(self, call: Any, expected: str) -> Any:
-        """Wait for the first frame of a stream, and return it, or EOF. If the worker sends nothing in time, logs that
-        it does not send what is `expected`, and raises Unavailable."""
+        """Wait for the first frame of a stream, and return it, or EOF. If the worker sends nothing in 3 times
+        --worker-timeout-s, logs that it does not send what is `expected`, and raises Unavailable."""
         limit_s = _FIRST_FRAME_TIMEOUTS * self._timeouts_s[1]
         try:
             async with asyncio.timeout(limit_s):
@@ -244,7 +245,8 @@ class WorkerLink:
 
     def _detach(self, reason: QuireError) -> None:
         """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase becomes failed
-        if loading failed or another scheduler has the worker, else loading."""
+        if loading failed or another scheduler has the worker, else loading. If an epoch had begun, its loss is logged.
+        `attached` is called with False in any case."""
         detail = f"{reason.code}: {reason.message}"
         if self._engine.core is not None:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)

@@ -98,8 +98,8 @@ class FairQueue:
         return None
 
     def discard(self, request: Request) -> None:
-        """Count out a request that has left while it waited. A tenant without further requests becomes idle. If most
-        entries of the heap are of idle tenants, they are removed."""
+        """Count out a request that has left while it waited, and whose state is no longer QUEUED. A tenant without
+        further requests becomes idle. If most entries of the heap are of idle tenants, they are removed."""
         tenant = self._active[request.context.tenant]
         tenant.queue.discard(request)
         self._length -= 1

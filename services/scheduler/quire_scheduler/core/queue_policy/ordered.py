@@ -60,8 +60,8 @@ class OrderedQueue:
         return self._heap[0][0] if self._heap else None
 
     def discard(self, request: Request) -> None:
-        """Note that a waiting request has left. When most entries of the heap are of such requests, they are removed,
-        so that aborts cannot make the heap grow without bound."""
+        """Note that a waiting request has left, whose state is no longer QUEUED. When most entries of the heap are of
+        such requests, they are removed, so that aborts cannot make the heap grow without bound."""
         self._count_out(request)
         if len(self._heap) > 2 * self._length + _SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]

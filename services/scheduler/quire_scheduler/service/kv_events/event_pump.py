@@ -70,8 +70,8 @@ class EventPump:
         self._publisher.close()
 
     async def _follow(self, core: Scheduler, wire: EventWire) -> bool:
-        """Publish the events since the last call, in batches of at most 256. If some are no longer in the list, publish
-        that all pages are cleared, and then a snapshot. Returns False if there was nothing new."""
+        """Publish the events since the last call, in batches of at most 256. If some are no longer in the list, log and
+        count that, publish that all pages are cleared, and then a snapshot. Returns False if there was nothing new."""
         try:
             events = core.names.events_after(self._at)
         except FailedPrecondition:
@@ -99,7 +99,8 @@ class EventPump:
 
 def make_event_pump(options: SchedulerConfig, engine: Engine) -> EventPump | None:
     """Make the event pump that --kv-events-config asks for, and open its sockets; None if it asks for none. Raises
-    ConfigError for a bad option, a TCP endpoint that is not allowed without encryption, or a missing package."""
+    ConfigError for a bad option, a TCP endpoint that is not allowed without encryption, an endpoint that cannot be
+    used, or a missing package. If prefix caching is off, a warning is logged, since there will be no events."""
     config = parse_kv_events_config(options.kv_events_config)
     if not config.enabled:
         return None

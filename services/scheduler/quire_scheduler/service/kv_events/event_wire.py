@@ -7,7 +7,8 @@
     AllBlocksCleared  ["AllBlocksCleared"]
 
 A hash is the low 64 bits of the page's hash as an unsigned integer, which is vLLM's default. group_idx is null unless
-the model has several KV groups; lora_id, lora_name and extra_keys are always null.
+the model has several KV groups; lora_id, lora_name and extra_keys are always null. ts is in seconds since the Unix
+epoch, and data_parallel_rank is always 0.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class EventWire:
 
     def _stored(self, chain: Stored) -> BlockStored:
         """Convert a chain of named pages to vLLM's event: hashes as 64-bit numbers, token ids, the page size and the
-        medium GPU. The group is None if the model has only one."""
+        medium GPU. The parent is None for the first page of a sequence. The group is None if the model has only one."""
         tokens = array("i", chain.tokens)
         if sys.byteorder == "big":
             tokens.byteswap()

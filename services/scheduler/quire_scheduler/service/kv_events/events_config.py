@@ -25,7 +25,7 @@ _TRANSPORTS = (_TCP, "ipc://", "inproc://")
 @dataclass(frozen=True)
 class KvEventsConfig:
     """The checked option. `bind` is not an option of vLLM. If it is None, vLLM's rule applies: endpoints with * or ::,
-    ipc and inproc are bound, and the scheduler connects to all others."""
+    ipc and inproc are bound, and the scheduler connects to all others; the default endpoint is bound too."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"
@@ -79,8 +79,8 @@ def _tcp_hosts(endpoints: list[str]) -> list[str]:
 
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
-    """Parse and check the option's JSON; '' means that nothing is published. Raises ConfigError if it is not a JSON
-    object, or has an unknown field or a bad value."""
+    """Parse and check the option's JSON; '' means that nothing is published, and a publisher of null counts as left
+    out. Raises ConfigError if it is not a JSON object, or has an unknown field or a bad value."""
     if not text:
         return KvEventsConfig()
     try:
@@ -97,7 +97,8 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise ConfigError for an unknown field, or a value of the wrong type or out of bounds."""
+    """Raise ConfigError for an unknown field, a value of the wrong type (null is allowed for `publisher`), an unknown
+    publisher, a number that is not from 1 to MOST_QUEUED, or an endpoint whose transport is not supported."""
     if name not in _FIELDS:
         raise _bad(f"{name!r} is unknown; supported: {', '.join(_FIELDS)}")
     kinds = _KINDS[str(_FIELDS[name])]

@@ -32,7 +32,7 @@ _pipes = itertools.count()
 
 class ZmqPublisher:
     """Publishes batches of events over ZeroMQ. Making one raises ConfigError if an endpoint cannot be used. `endpoint`
-    and `replay_endpoint` are the endpoints that are really used."""
+    and `replay_endpoint` are the endpoints that are really used; the latter is empty if there is none."""
 
     def __init__(self, config: KvEventsConfig) -> None:
         self._topic = config.topic.encode()
