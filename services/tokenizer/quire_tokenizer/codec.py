@@ -49,7 +49,7 @@ def decode_chat(message: pb.RenderChatRequest) -> ChatRequest:
 
 def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
     """Decode the options of a request that is to be opened; `parsing` and `trace` are None if the message has none.
-    Raises InvalidArgument for a column of ids with a wrong length (BAD_COLUMN), or tools that are not valid JSON."""
+    Raises InvalidArgument for a column of ids with a wrong length (BAD_COLUMN), or tools that are not a JSON list."""
     traced = message.HasField("context") and message.context.traceparent
     return OpenRequest(
         handle=message.handle,

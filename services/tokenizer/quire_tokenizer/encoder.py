@@ -48,8 +48,8 @@ class Encoder:
     ) -> list[Ids]:
         """Encode each text. With `add_special_tokens`, the tokenizer adds its special tokens, such as bos, around the
         text. Without `allow_special_tokens`, no part of the text becomes a special token. Raises PROMPT_TOO_LONG if a
-        text has more than `max_tokens` tokens (0: no limit), and other errors for too many texts, too many bytes or
-        invalid Unicode."""
+        text has more than `max_tokens` tokens (0: no limit), and other errors for too many texts, too many bytes,
+        invalid Unicode or too much waiting work."""
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
@@ -100,9 +100,9 @@ class Encoder:
         framed: Callable[[Ids], Ids],
         max_tokens: int,
     ) -> list[Ids]:
-        """Encode the texts with `encode`: at most _INLINE_CHARS characters in the event loop, more in threads. If the
-        tokenizer allows cuts, a long text is encoded in pieces by `piece`, and `framed` adds the special tokens around
-        it. Raises PROMPT_TOO_LONG, if possible before all of a text is encoded."""
+        """Encode the texts with `encode`: at most 4,096 characters in the event loop, more in threads. If the tokenizer
+        allows cuts, a long text is encoded in pieces by `piece`, and `framed` adds the special tokens around it. Raises
+        PROMPT_TOO_LONG, if possible before all of a text is encoded."""
 
         def encode_within_limit(some: Sequence[str]) -> list[Ids]:
             """Encode some of the texts. Raises the error of a text with more than `max_tokens` tokens, if possible
@@ -156,8 +156,8 @@ class Encoder:
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
         """Refuse a very long text early: encode its beginning, of at least 8 characters per allowed token, and raise
-        PROMPT_TOO_LONG if it has more than _PROBE_SLACK tokens too many. Does nothing for a text of less than twice
-        this beginning, or if no space behind a word can end the beginning."""
+        PROMPT_TOO_LONG if it has more than 64 tokens too many. Does nothing for a text of less than twice this
+        beginning, or if no space behind a word can end the beginning."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return

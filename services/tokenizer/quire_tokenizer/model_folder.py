@@ -47,9 +47,9 @@ def read_model_folder(
     """Read a model's folder, and the folder of its tokenizer if that is another folder. Raises ConfigError for a
     missing folder or tokenizer.json, and for a file that is unreadable or malformed.
 
-    The name is the name of the model's folder. Eos tokens are the union of both folders' tokens. `chat_template` is a
-    file that replaces the tokenizer's own templates. `overrides` are fields that replace those of the model's
-    config.json.
+    The name is the name of the model's folder. Eos tokens are the union of both folders' ids and the tokenizer's
+    `eos_token`. `chat_template` is a file that replaces the tokenizer's own templates. `overrides` are fields that
+    replace those of the model's config.json.
     """
     if not model and not tokenizer:
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")

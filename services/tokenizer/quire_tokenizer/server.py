@@ -34,8 +34,8 @@ class TokenizerService:
         return [tokenizer_pb2.DESCRIPTOR.services_by_name["Tokenizer"].full_name]
 
     async def start(self) -> None:
-        """Load the model's files, which makes the service ready. Raises ConfigError if they cannot be found, read or
-        used."""
+        """Load the model's files, which makes the service ready, and log the model, its vocabulary's size and the time.
+        Raises ConfigError if the files cannot be found, read or used."""
         started = time.perf_counter()
         await self._texts.load()
         vocabulary = self._texts.tools.vocabulary

@@ -66,9 +66,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request_iterator: AsyncIterator[pb.DetokenizeRequest],
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> AsyncIterator[pb.DetokenizeResponse]:
-        """Turn a stream of engine steps into text. Each message opens, advances and closes requests. Each message is
-        answered by one message, or by several if its texts may be long. An error of one request is in the answer. Long
-        work gives way to other streams."""
+        """Turn a stream of engine steps into text. Each message opens, advances and closes requests, in this order. It
+        is answered by one message, or by several if its texts may be long. An error of one request is in the answer.
+        Long work gives way to other streams. Counts tokens and errors in metrics. Raises the errors of
+        `TextService.detokenizing`."""
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
                 started, answer = time.perf_counter_ns(), StepText()
@@ -149,7 +150,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def _render(self, request: pb.RenderChatRequest) -> pb.RenderChatResponse:
         """Render the conversation and, unless `text_only`, encode the text, which `ids_only` leaves out of the answer.
-        The answer also says whether the prompt ends within reasoning or after it."""
+        The answer also says whether the prompt ends within reasoning or after it. Metrics get the time of rendering and
+        the number of tokens."""
         started = time.perf_counter_ns()
         tools = self._texts.tools
         with statistics.rendering():

@@ -47,8 +47,9 @@ def may_cut(
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each piece: PIECE_CHARS characters, and then as many as there are until the next possible
-    cut. Raises TEXT_TOO_LARGE if that is too far away."""
+    """Yield begin and end (exclusive) of each piece. A piece has more than PIECE_CHARS characters, up to the next
+    possible cut after them or the end of the text; the last piece may be shorter. Raises TEXT_TOO_LARGE if a piece
+    would have more than _MOST_CHARS characters."""
     start = 0
     while start < len(text):
         cut = _CUT.search(text, start + PIECE_CHARS)

@@ -23,7 +23,8 @@ _INDEX_LENGTH_BYTES = 4
 
 def largest_growth(steps: Iterable[dict[str, Any]]) -> float:
     """Return the UTF-8 bytes into which these steps, one after the other, can turn one byte of a text. A step is an
-    object of tokenizer.json with its `type`. The count ends above LARGEST_GROWTH."""
+    object of tokenizer.json with its `type`. Once the result exceeds LARGEST_GROWTH, the steps after it are not
+    counted."""
     growth, normalized = 1.0, 1.0
     for step in steps:
         kind = step["type"]
@@ -67,7 +68,7 @@ def _replacement_growth(old: str, new: str) -> float:
 
 def _precompiled_growth(step: dict[str, Any]) -> float:
     """Return the growth by a map of SentencePiece. Its longest text replaces a character of three bytes, as in the maps
-    that are published."""
+    that are published. The growth is at least 1, and 1 for a map that is not base64."""
     try:
         blob = base64.b64decode(step.get("precompiled_charsmap") or "")
     except (binascii.Error, ValueError):

@@ -32,9 +32,9 @@ class TokenizeStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self, requests: AsyncIterator[pb.TokenizeRequest]) -> None:
-        """Start a task for each request, which answers it, and cancel the tasks of requests that the peer cancels.
-        Returns when the peer has closed its side and has all answers. If the connection breaks, all tasks are
-        cancelled."""
+        """Send an empty message, then start a task for each request, which answers it, and cancel the tasks of requests
+        that the peer cancels. Returns when the peer has closed its side and has all answers. If the connection breaks,
+        all tasks are cancelled."""
         try:
             await self._write(pb.TokenizeResponse())
             async for request in requests:
@@ -54,7 +54,8 @@ class TokenizeStream:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, request: pb.TokenizeRequest) -> None:
-        """Do the work of a request, and write its answer or its error to the stream."""
+        """Do the work of a request within its trace, and write its answer or its error to the stream. An error other
+        than a QuireError is logged, and the peer gets it as an internal one. A cancelled request gets no answer."""
         context = getattr(request, request.WhichOneof("work") or "encode").context
         with tracing.continued(context):
             try:

@@ -47,7 +47,9 @@ class Vocabulary:
         self, folder: ModelFolder, reasoning_config: str = "", tool_parser: str = "", reasoning_parser: str = ""
     ) -> None:
         """`tool_parser` and `reasoning_parser` are names of parsers; "" means the parser that the chat template
-        indicates. Raises ConfigError."""
+        indicates. `reasoning_config` is as in find_marks. Raises ConfigError if the tokenizer cannot be read or used,
+        has no tokens or an id from MAX_VOCABULARY on, or can lengthen a text too much. Raises it also for an unknown
+        parser and a malformed `reasoning_config`."""
         self.model = folder.name
         self.tokenizer = _load(folder)
         self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -102,7 +104,8 @@ class Vocabulary:
     ) -> TextDecoder:
         """Return a new decoder for one sequence: one that uses the table of pieces if there is a table, else one that
         calls the library. If the answer's reasoning or tool calls are wanted and there is a parser for them, a
-        ParsedDecoder around this decoder is returned."""
+        ParsedDecoder around this decoder is returned. With `skip_special_tokens`, the parser still sees the special
+        tokens that are its markers."""
         parsed = parsing if parsing is not None and self.parsers.wanted(parsing) else None
         markers = self.parsers.token_markers(parsed).keys() if parsed is not None else _NO_TOKENS
         skip = self._special_ids - markers if skip_special_tokens else _NO_TOKENS
@@ -114,7 +117,8 @@ class Vocabulary:
         return decoder if parsed is None else self.parsers.wrap(decoder, parsed)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that this token adds in the middle of a text; no bytes for ids beyond the vocabulary."""
+        """Return the bytes that this token adds in the middle of a text; no bytes for ids beyond the vocabulary.
+        Without a table of pieces, these are the bytes of the token decoded alone."""
         if not 0 <= token_id < self.size:
             return b""
         if self._table is None:
@@ -154,7 +158,8 @@ def _typed_errors(folder: ModelFolder) -> Iterator[None]:
 
 def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:
     """Return how many UTF-8 bytes of a text one token can stand for, or 0 if there may be no bound. There is a bound
-    for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it."""
+    for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it. The
+    normalizer NFC triples the bound; with any other normalizer there is none."""
     texts = {*tokens.values()}
     cutters = pipeline_steps(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:

@@ -27,9 +27,9 @@ class WorkPool:
         self._under_way = 0
 
     async def run(self, function: Callable[[], T], *, completes: bool = False) -> T:
-        """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if too many
-        functions wait, unless this one completes work that was done before. If the caller is cancelled, the function
-        still runs to its end."""
+        """Run the function in a thread, and return its result or raise its exception. Raises Overloaded if `max_jobs`
+        functions run or wait, unless this one completes work that was done before (`completes`). If the caller is
+        cancelled, the function still runs to its end."""
         if self._under_way >= self._max_jobs and not completes:
             raise overloaded(f"{self._under_way} texts are waiting to be encoded.")
         self._under_way += 1
@@ -38,7 +38,7 @@ class WorkPool:
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """Close the pool without waiting for running functions."""
+        """Close the pool without waiting for running functions. Waiting ones are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: asyncio.Future[T]) -> None:

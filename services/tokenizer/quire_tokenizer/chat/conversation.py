@@ -63,9 +63,9 @@ class Conversation:
 
 def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
     """Parse and check the messages, the tools and the template's arguments, all of them JSON; empty text means no tools
-    or no arguments. Raises InvalidArgument for no messages, a malformed message or tool, a reserved argument, too deep
-    nesting, lone surrogates, or a text with CONTINUATION_MARK. Raises Unsupported for a content part that is not text.
-    An empty list of tools becomes None."""
+    or no arguments. Raises InvalidArgument for invalid JSON, no messages, a malformed message or tool, a reserved
+    argument, too deep nesting, lone surrogates, or a text with CONTINUATION_MARK. Raises Unsupported for a content part
+    that is not text. An empty list of tools becomes None."""
     messages = load_json(messages_json, "messages", list)
     tools = load_json(tools_json, "tools", list) if tools_json else None
     kwargs = load_json(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
@@ -165,8 +165,8 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Return copies of the tool calls with their arguments parsed: OpenAI writes these as JSON in a string, templates
-    expect the object. Missing or blank arguments become an empty object. Raises InvalidArgument for malformed calls, or
-    arguments that are no object."""
+    expect the object. Missing or blank arguments become an empty object. Arguments that are not a string stay as they
+    are. Raises InvalidArgument for malformed calls, or a string that is no JSON object."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _bad("BAD_TOOL_CALLS", f"{where} is not a list of objects.", "Send OpenAI's tool_calls.")
     results = []

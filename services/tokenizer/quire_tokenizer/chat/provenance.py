@@ -1,10 +1,11 @@
 """Decides which special tokens in a rendered conversation the template wrote, and which are text that a user wrote.
 
-Every special token contains some punctuation, such as the bar of <|im_end|>. Before rendering, such characters in the
+Most special tokens contain some punctuation, such as the bar of <|im_end|>. Before rendering, such characters in the
 user's strings are replaced by symbols that occur nowhere else; this is the disguise. If the result contains the text of
 a special token, its punctuation can only come from the template. The template may join, cut or replace parts, but it
 cannot turn disguised text into a special token. Each character is replaced by one symbol, so positions stay the same
-when the disguise is taken off.
+when the disguise is taken off. A special token without such punctuation counts only if the template's source contains
+its text; a user may then write it too.
 
 A template may test for the disguised characters, and then render another text. To notice this, the plain and the
 disguised rendering are compared. This module knows nothing of processes, tokenizers or messages.
@@ -51,7 +52,7 @@ class Disguise:
 
     def put_on(self, value: Any) -> Any:
         """Return a copy of JSON-like data in which `to_symbol` replaces characters in all strings and keys, so that no
-        string contains a special token any more."""
+        string contains a special token with punctuation any more."""
         if isinstance(value, str):
             return _translated(value, self.to_symbol)
         if isinstance(value, list):
@@ -74,7 +75,8 @@ class Provenance:
     def disguise_for(self, values: Any) -> Disguise | None:
         """Choose a disguise for the user's data: each character that guards special tokens and occurs in the data gets
         a symbol that does not occur there. Returns None if the data, keys included, has no such character, so that no
-        part of it could become a special token. Raises InvalidArgument if the data uses symbols of every block."""
+        part of it could become a special token with punctuation. Raises InvalidArgument if the data uses symbols of
+        every block."""
         text = "\0".join(strings_of(values))
         present = [c for c in self._characters if c in text]
         if not present:
@@ -93,8 +95,8 @@ class Provenance:
         )
 
     def undisguised(self, text: str) -> Rendering:
-        """Return the rendering of a text whose user data needed no disguise. The template wrote all special tokens in
-        it."""
+        """Return the rendering of a text whose user data needed no disguise. The template wrote all special tokens with
+        punctuation in it."""
         return Rendering(text, self._spans(text))
 
     def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:

@@ -154,10 +154,10 @@ class Detokenizer:
 
     def open(self, request: OpenRequest) -> Iterator[None]:
         """Start a request, or continue a start with `further`: replay its prior tokens, and open it unless `more_prior`
-        says that more are to come. Yields between pieces of _TURN_TOKENS tokens, so that the event loop can run other
-        tasks. A `further` open of an unknown handle does nothing. Raises the errors of `_check`, TooLarge or
-        InvalidArgument for too many or negative ids, and RESUME_MISMATCH if less text was decoded than `chars_sent`.
-        Then this request is not open, and others are not affected."""
+        says that more are to come. The caller must iterate to the end: the generator yields between pieces of 2,048
+        tokens, so that the event loop can run other tasks. A `further` open of an unknown handle does nothing. Raises
+        the errors of `_check`, TooLarge or InvalidArgument for too many or negative ids, and RESUME_MISMATCH if less
+        text was decoded than `chars_sent`. Then this request is not open, and others are not affected."""
         opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
         if opening is None:
             return

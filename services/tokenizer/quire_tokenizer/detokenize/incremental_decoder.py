@@ -156,7 +156,7 @@ class WindowDecoder:
     def _advance(self, *, final: bool) -> str:
         """Return the text of the window less the text of its tokens that were read before, and move the window on to
         the new tokens. Returns nothing, and keeps the window, if the tokens add no text, or end in an incomplete
-        character. Such a character is returned only if `final` or after _MAX_UNREAD tokens."""
+        character. Such a character is returned only if `final` or after 64 tokens."""
         before = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False) if self._read else ""
         after = self._tokenizer.decode(self._window, skip_special_tokens=False)
         final = final or len(self._window) - self._read >= _MAX_UNREAD

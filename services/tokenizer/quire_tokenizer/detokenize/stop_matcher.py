@@ -45,8 +45,8 @@ class StopStrings:
         self.lasts = frozenset(ending)
 
     def ending_at(self, text: str, end: int) -> tuple[int, int]:
-        """Return index and length of the longest stop string that ends at position `end` of the text; (-1, 0) if no
-        stop string ends there."""
+        """Return the index (in the list that was given) and the length of the longest stop string that ends at position
+        `end` of the text; (-1, 0) if no stop string ends there."""
         group = self._ending.get(text[end - 1], ())
         if text.endswith(group, 0, end):
             for stop in group:

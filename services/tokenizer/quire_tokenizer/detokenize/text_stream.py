@@ -72,13 +72,15 @@ class TextStream:
         self.offsets: list[int] | None = [] if want_offsets else None
 
     def resume(self, prior_ids: Sequence[int], chars_sent: int) -> None:
-        """Take up a text whose tokens were seen elsewhere. What was not sent comes with the first row."""
+        """Take up a text whose tokens were seen elsewhere. What was not sent comes with the first row. Raises
+        RESUME_MISMATCH if the tokens have less text than `chars_sent` characters."""
         self.begin_replay(chars_sent)
         self.replay(prior_ids)
         self.end_replay()
 
     def begin_replay(self, chars_sent: int) -> None:
-        """The same in parts: this first, then `replay` for each part, then `end_replay`."""
+        """Begin what `resume` does, in parts: after this, call `replay` for each part of the prior tokens, then
+        `end_replay`. `chars_sent` is the number of characters that were sent to the client elsewhere."""
         self._unseen = chars_sent
 
     def replay(self, prior_ids: Sequence[int]) -> None:
@@ -117,9 +119,10 @@ class TextStream:
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
         """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send, after the backlog of
-        a replay; the index of the stop string that matched, or -1; and how many of `ids` count. A stop token at the end
-        counts, but is not shown without `include_stop`. After a match within the prior tokens, no ids count. Sets
-        `offsets` if these are wanted."""
+        a replay; the index of the stop string that matched, or -1; and how many of `ids` count. With FINISH_STOP, a
+        stop token at the end counts, but is not shown without `include_stop`. After a match within the prior tokens, no
+        ids count. If offsets are wanted, sets `offsets` to the number of characters of the whole text after each of the
+        ids that count."""
         if self._matched:  # within the prior tokens
             return self._take_backlog(""), self._stop_index, 0
         hidden = finish == FINISH_STOP and len(ids) > 0 and self._hides(ids[-1])

@@ -32,8 +32,8 @@ class WholeDecoder:
         self._max_token_ids = max_token_ids
 
     async def decode(self, columns: Sequence[Ids], *, skip_special_tokens: bool) -> list[str]:
-        """Decode each column of ids to a text, in a thread if there are many ids. Ids beyond the vocabulary add
-        nothing. Raises TooLarge for too many columns or ids, and InvalidArgument for a negative id."""
+        """Decode each column of ids to a text, in a thread if there are more than 2,048 ids. Ids beyond the vocabulary
+        add nothing. Raises TooLarge for too many columns or ids, and InvalidArgument for a negative id."""
         if len(columns) > self._max_texts:
             message = f"{len(columns)} texts; at most {self._max_texts} are accepted."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
@@ -54,8 +54,9 @@ class WholeDecoder:
         return await self._check_and_run([column], work)
 
     async def _check_and_run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
-        """Check the columns, then run `work`, in a thread if there are many ids. Raises TooLarge for too many ids and
-        InvalidArgument for negative ids. Ids beyond the vocabulary are accepted."""
+        """Check the columns, then run `work`, in a thread if there are more than 2,048 ids. Raises TooLarge for too
+        many ids, InvalidArgument for negative ids, and Overloaded if too much work waits for threads. Ids beyond the
+        vocabulary are accepted."""
         total = sum(map(len, columns))
         if total > self._max_token_ids:
             message = f"{total} token ids; at most {self._max_token_ids} are accepted."

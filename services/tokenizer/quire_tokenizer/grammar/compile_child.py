@@ -58,8 +58,8 @@ class Compiler:
 
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
         """Compile one source, given by the fields of a GrammarSource. Returns {"text": ..., "warnings": ...},
-        {"refused": ...} with the error's code, message and fix, or {"failed": ...} with the type of another error.
-        Never raises."""
+        {"refused": ...} with the error's code, message and fix (and "param" and "reason" beside it), or {"failed": ...}
+        with the type of another error. Never raises."""
         try:
             text, warnings = self.compile(GrammarSource(**job))
         except GrammarRefused as error:

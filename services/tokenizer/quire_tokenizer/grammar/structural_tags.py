@@ -45,7 +45,7 @@ class StructuralTags:
 
     def whole_expression(self, value: Any) -> str:
         """Return the expression of a whole structural tag, in either form: a `format`, or `structures` with `triggers`,
-        which are written as triggered tags. Raises GrammarRefused for any other value."""
+        which are written as triggered tags and take precedence. Raises GrammarRefused for any other value."""
         if isinstance(value, dict) and "structures" in value:
             tags = [
                 {"begin": _text(each, "begin"), "content": _of_schema(each), "end": _text(each, "end")}

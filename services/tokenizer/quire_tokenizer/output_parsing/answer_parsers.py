@@ -104,7 +104,8 @@ class AnswerParsers:
 
     def prompt_end(self, prompt: str) -> PromptEnd:
         """Return "thinking" if a prompt ends with the start marker of reasoning, "answering" if it ends with the end
-        marker, else "unknown". Only markers at the very end count, which only the chat template writes."""
+        marker, else "unknown". Without a reasoning parser, and for that of Harmony, the result is always "unknown".
+        Only markers at the very end count (but for white space), which only the chat template writes."""
         if self._reasoning is None:
             return "unknown"
         tail = prompt[-256:].rstrip()

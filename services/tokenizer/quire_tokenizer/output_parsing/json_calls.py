@@ -371,7 +371,8 @@ class JsonToolParser:
 
     def _in_body(self, text: str, at: int = 0, *, is_marker: bool = False) -> None:
         """Parse text of calls: separators, then one call after another. If a call fails before its name, its text and
-        the rest are content. If it fails later, the text up to the end marker is written as arguments."""
+        the rest are content, unless `_parse_held` finds a marker in it. If it fails later, the text up to the end
+        marker is written as arguments."""
         self.parse_text = self._in_body
         if self._held is not None:
             self._held.append((text, is_marker))
@@ -406,7 +407,7 @@ class JsonToolParser:
 
     def _between(self, text: str, at: int) -> int:
         """Skip separators before a call, and begin the call at its brace or its name. If no call can begin here, the
-        text is content. Returns the index from which to read on."""
+        text is content, and NO_CALL_FOUND is noted if a marker came before. Returns the index from which to read on."""
         start, body = at, self._body or ""
         if self._header is not None:
             return self._in_header(text, at)
@@ -430,7 +431,7 @@ class JsonToolParser:
 
     def _in_header(self, text: str, at: int) -> int:
         """Read a call's name, up to the brace of its arguments. Text without a name, or longer than MAX_NAME_CHARS, is
-        content. Returns the index from which to read on."""
+        content, and NO_CALL_FOUND is noted. Returns the index from which to read on."""
         end = text.find("{", at)
         header = self._header = (self._header or "") + text[at : end if end >= 0 else len(text)]
         if end < 0:
@@ -465,8 +466,8 @@ class JsonToolParser:
 
     def _give_up(self, end_marker: str = "") -> None:
         """End the call in progress. If it has no name, its text and the end marker become content, and NO_CALL_FOUND is
-        added to the writer's failures, unless the text was a bare object. White space and separators alone are
-        dropped."""
+        added to the writer's failures, unless the text was a bare object. White space and separators alone are dropped,
+        and so is a start marker that neither a call nor an end marker follows."""
         self._parse_held()
         header, call, body = self._header, self._call, self._body
         self._header = self._call = None

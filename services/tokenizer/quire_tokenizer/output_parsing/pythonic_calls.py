@@ -54,8 +54,8 @@ class PythonicToolParser:
         self._quote = ""
 
     def _in_calls(self, text: str) -> None:
-        """Append text, and parse as far as possible. Text within a call that has no quotes, brackets or backslashes
-        only waits."""
+        """Append text, and parse as far as possible. Within a call, text without quotes, brackets or backslashes only
+        waits, until _MAX_CALL_CHARS characters wait."""
         self._text += text
         if self._depth and not _STRUCTURE.search(text) and len(self._text) < _MAX_CALL_CHARS:
             return  # within a call
@@ -63,20 +63,21 @@ class PythonicToolParser:
             pass
 
     def parse_marker(self, marker: str) -> None:
-        """Drop a marker before the list. Any other marker is text."""
+        """Drop a marker if only white space has come so far. Any other marker is text."""
         if self.parse_text != self._in_calls or self._state != self._in_start or self._text.strip():
             self.parse_text(marker)
 
     def end(self) -> None:
-        """End the answer. The text of an unfinished list or call becomes content, and white space that was held back is
-        written."""
+        """End the answer. The text of an unfinished call, with NO_CALL_FOUND in the writer's failures, or of an
+        unfinished list that has no call yet becomes content. White space that was held back is written."""
         if self.parse_text == self._in_calls:
             self._give_up()
         self._content.release()
 
     def _in_start(self) -> bool:
         """Look for the beginning of the list: a bracket, a name and a parenthesis. Returns True if it is there, False
-        if more text is needed. An answer that begins otherwise, or with a name that is too long, is content."""
+        if more text is needed. An answer that begins otherwise, or whose beginning has more than MAX_NAME_CHARS
+        characters, white space included, is content."""
         found = _BEGIN.match(self._text)
         if found and found.end() <= MAX_NAME_CHARS:
             # The bracket is content only if no call follows it.
@@ -88,8 +89,8 @@ class PythonicToolParser:
         return False
 
     def _in_list(self) -> bool:
-        """Skip commas, and begin a call or end the list. Returns True if a call begins. Text after the list is
-        content."""
+        """Skip commas and white space, and begin a call or end the list. Returns True if a call begins, False if more
+        text is needed or the list has ended. Text after the list is content."""
         self._text = self._text.lstrip(_BETWEEN)
         if not self._text:
             return False
@@ -103,8 +104,8 @@ class PythonicToolParser:
 
     def _in_call(self) -> bool:
         """Look for the parenthesis that ends the call, outside quotes and inner brackets, and write the complete call.
-        Returns whether there is more to parse. A call that is nested too deeply or is too long becomes content, with
-        the rest of the answer."""
+        Returns whether there is more to parse. A call that is nested deeper than _MAX_DEPTH, is longer than
+        _MAX_CALL_CHARS or has a closing bracket too many becomes content, with the rest of the answer."""
         text = self._text
         while found := _STRUCTURE.search(text, self._at):
             character, self._at = found.group(), found.end()
@@ -151,7 +152,8 @@ class PythonicToolParser:
 
 
 def _parse(call: str) -> tuple[str, str] | None:
-    """Return the name, and the arguments as JSON; None if this is not a call with literal keyword arguments."""
+    """Return the name, and the arguments as JSON. None if this is not a call whose arguments are all keywords with
+    literal values, or if JSON cannot express a value, such as a set or an infinite number."""
     plain = _parse_plain(call)
     if plain is not None:
         return plain

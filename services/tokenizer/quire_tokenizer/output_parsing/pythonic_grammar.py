@@ -68,9 +68,11 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
 
 
 def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
-    """Return the expression of a Python literal that follows a schema, as far as this grammar supports it: references,
-    enum and const, anyOf and oneOf, then the types. A schema without types allows any value. At _MAX_LEVELS, the
-    nesting ends. `root` is the whole schema, in which references are looked up, and `level` the depth of nesting."""
+    """Return the expression of a Python literal that follows a schema, as far as this grammar supports it. The first of
+    these that the schema has decides: a reference, const, enum, anyOf, oneOf, types. A schema without any of them
+    allows a string, a number, a boolean or None, but no list or object. From _MAX_LEVELS on, anyOf and oneOf are
+    ignored, and lists and objects are empty. `root` is the whole schema, in which references are looked up, and `level`
+    the depth of nesting."""
     schema = _resolved(schema, root)
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:
@@ -90,8 +92,9 @@ def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int)
 
 def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
     """Return the expression of a literal of one type. Numbers, and strings with a pattern, length or format, are JSON
-    of their schema. Lists and objects check their items and properties; at _MAX_LEVELS they are empty. An object
-    without properties may have any. Other strings are any text in quotes."""
+    of their schema. Lists and objects check their items and properties; at _MAX_LEVELS they are empty. An object whose
+    schema has no properties may have any, with values that are not lists or objects. Other strings, and unknown types,
+    are any text in quotes."""
     if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
         alone = part_of(root, {**schema, "type": kind})
         return writer.add_schema(

@@ -64,7 +64,7 @@ class ReasoningParser:
 
     def parse_text(self, text: str) -> None:
         """Write text within reasoning as reasoning. Other text goes to the inner parser, without the white space after
-        the reasoning. The first such text ends the search for reasoning."""
+        the reasoning. The first of it that is not white space ends the search for reasoning."""
         if self._plain:
             self._inner.parse_text(text)
             return
@@ -83,7 +83,7 @@ class ReasoningParser:
         self._inner.parse_text(text)
 
     def parse_marker(self, marker: str) -> None:
-        """Begin reasoning at a start marker, if no other text came before. Within reasoning, see
+        """Begin reasoning at a start marker, if nothing but white space came before. Within reasoning, see
         `_marker_while_thinking`. Any other marker goes to the inner parser, as the rest of the answer does."""
         if self.thinking:
             self._marker_while_thinking(marker)
@@ -99,8 +99,8 @@ class ReasoningParser:
         self._inner.end()
 
     def _marker_while_thinking(self, marker: str) -> None:
-        """End reasoning at an end marker; an implied one goes to the inner parser too. Other markers are part of the
-        reasoning, but a start marker at the very beginning is dropped."""
+        """End reasoning at an end marker, and drop the white space before it; an implied end marker goes to the inner
+        parser too. Other markers are part of the reasoning, but a start marker at the very beginning is dropped."""
         if marker == self._markers.end or marker in self._markers.implied_ends:
             self.thinking = False
             self._reasoning.drop()

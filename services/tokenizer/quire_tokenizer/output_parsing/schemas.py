@@ -42,13 +42,14 @@ class ToolSchemas:
         return frozenset(self._parameters)
 
     def is_text(self, tool: str, parameter: str) -> bool:
-        """Whether the value can only be a string. A parser may write a string before its end has come."""
+        """Whether the value is written as a string, because the schema allows nothing else or does not say. A parser
+        may write such a value before its end has come."""
         return self.types(tool, parameter) <= {"string"}
 
     def value(self, tool: str, parameter: str, text: str) -> str:
-        """Return the value as JSON: the text itself if it is JSON of a type other than string that the parameter
-        allows, else the text as a JSON string. Where a boolean is allowed, True and False in any case become `true` and
-        `false`."""
+        """Return the value as JSON. If the text is JSON of a type other than string that the parameter allows, this is
+        the text without white space around it; else it is the whole text as a JSON string. If a boolean is allowed,
+        True and False, in capital letters or not, become `true` and `false`."""
         types = self.types(tool, parameter)
         plain = text.strip()
         try:

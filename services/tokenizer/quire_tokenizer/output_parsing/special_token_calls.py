@@ -88,8 +88,9 @@ class SpecialTokenToolParser:
         self._written = False
 
     def parse_marker(self, marker: str) -> None:
-        """Begin or end a section or a call. The separator ends a call's header; then the arguments begin, or the line
-        with the name if `fenced`. A marker in another place is text."""
+        """Begin or end a section or a call. A call may begin anywhere, and ends the call before it. The separator ends
+        a call's header; then the arguments begin, or the line with the name if `fenced`. A marker in another place is
+        text."""
         call_format = self._format
         if marker == call_format.call_begin:
             self._end_call()
@@ -193,8 +194,8 @@ class SpecialTokenToolParser:
 
     def _end_call(self) -> None:
         """End the call in progress, if there is one, without the fence behind its arguments. Missing arguments become
-        `{}`. The text of a call without a name becomes content, and NO_CALL_FOUND is added to the writer's failures.
-        After this, text is read as between calls."""
+        `{}`. If its arguments have not begun, its text becomes content, and NO_CALL_FOUND is added to the writer's
+        failures. After this, text is read as between calls."""
         if self.parse_text == self._in_arguments:
             tail, self._tail = self._tail, ""
             rest = tail.rstrip().removesuffix(_FENCE).rstrip()

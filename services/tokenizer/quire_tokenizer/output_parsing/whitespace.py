@@ -20,7 +20,7 @@ class TrimmedWriter:
 
     def write(self, text: str) -> None:
         """Append text. White space at its end is held back until other text follows. White space at the text's start is
-        dropped, unless `strip_start` is off."""
+        dropped if `strip_start` is on; after `drop`, it is dropped in any case."""
         if self._started and not self._held and text and not text[-1].isspace():
             self._write(text)
             return

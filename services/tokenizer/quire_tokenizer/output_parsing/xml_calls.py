@@ -45,8 +45,9 @@ class XmlCallFormat:
         return frozenset(tags - {""}) | ({self.key_end} if self.key_end.startswith("</") else frozenset())
 
     def write_calls(self, writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
-        """Write the grammar of a section of calls. Parameters come in the order of the schema; strings are free
-        text, unless the schema lists them."""
+        """Write the grammar of a block of calls between `begin` and `end`. With `section`, the block has all calls;
+        else it has one call, and line breaks stand between blocks. Parameters come in the order of the schema; strings
+        are free text, unless the schema lists them."""
         schemas = ToolSchemas([{"name": tool.name, "parameters": tool.parameters} for tool in wanted.tools])
         call = any_of(writer, [self._call(writer, tool, schemas) for tool in wanted.tools])
         if self.section:
@@ -187,8 +188,8 @@ class XmlToolParser:
             self.parse_text(rest)
 
     def _in_key(self, text: str) -> None:
-        """Read a key. Without a marker for values, the key ends at `key_end` in the text, and the value begins. If the
-        key gets too long, the call ends, and the key is content."""
+        """Read a key. Without a marker for values, the key ends at `key_end` in the text, and the value begins. If such
+        a key reaches MAX_NAME_CHARS characters, the call ends, and the key is content."""
         self._key += text
         if self._format.value:
             return
