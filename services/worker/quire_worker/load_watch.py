@@ -59,7 +59,8 @@ class LoadWatch:
 
     def states(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[LoadState]:
         """Yield the present state and then each newer one, waiting between them; states that pass quickly are skipped.
-        Ends after the final state, or when `wanted()` is false, which is checked about once a second."""
+        Ends after the final state, or when `wanted()` is false, which is checked about once a second. A watcher that
+        asks on after the final state lets `wait_heard` return."""
         seen: LoadState | None = None
         while wanted():
             with self._changed:

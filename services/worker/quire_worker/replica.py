@@ -105,7 +105,8 @@ def from_host(pages: PageBytes) -> MakeCopier:
 
 
 class Replica:
-    """Started by its maker; `close` ends it."""
+    """The constructor starts the model thread and the processes beside it; `close` ends them. `on_fatal` gets the error
+    that ends the model thread."""
 
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info

@@ -42,7 +42,8 @@ class RunStream:
 
     def reports(self) -> Iterator[worker_pb2.Report]:
         """Check the scheduler's hello, attach to the model thread, and yield the worker's hello and then Reports; a
-        thread reads Grants meanwhile. Detaches at the end. Raises the QuireError that ended the session, if one did."""
+        thread reads Grants meanwhile. Detaches at the end. Raises the error of a missing or wrong hello, or the
+        QuireError that ended the session."""
         self._greet()
         session = self._loop.attach()
         self._context.add_callback(lambda: self._loop.detach(session))

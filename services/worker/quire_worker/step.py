@@ -181,8 +181,9 @@ class StepOutput:
 
     token: Int32
     """[number of samples] in the order of StepSamples: 1 + drafts for each sequence with `sample`. DAMAGED where the
-    row's logits hold a NaN (damaged weights or KV), NOTHING_LEFT where the request's own parameters leave no token. A
-    sequence that keeps such a sample must end with an error; other sequences are unharmed."""
+    row's largest logit is NaN or infinite (damaged weights or KV), NOTHING_LEFT where the request's own parameters
+    leave no token, HELD where a sample that follows a draft lacks its mask. A sequence that keeps one of the first two
+    must end with an error; other sequences are unharmed."""
     logprobs: LogprobColumns | None
     """Logprobs of the samples; None if no sampled sequence asked for them."""
     timing: DeviceTiming

@@ -31,7 +31,8 @@ log = get_logger(__name__)
 
 class CudaCopier:
     """Implements Copier. No step has to be waited for: a page that is stored was reported whole, and a page that is
-    loaded gets its readers after its ticket has passed."""
+    loaded gets its readers after its ticket has passed. If the ring cannot be registered, that is logged, and copies
+    are slow."""
 
     def __init__(self, pages: CudaPages, ring: Ring) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -72,15 +73,15 @@ class CudaCopier:
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
         """Enqueue a copy of pages `source` of another worker's memory, which the descriptor names and which is opened
         at need, into pages `target`. The peer's pages are whole. Raises Unavailable if the memory cannot be opened from
-        here. Raises InvalidArgument for a bad descriptor, and for pages that do not exist."""
+        here. Raises InvalidArgument for a bad descriptor, for page 0, and for pages that do not exist."""
         self._pages.check_writable(target)
         with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
             peer.check(source)
             gather_pages(peer.address, self._pages.rows, source, target)
 
     def record_event(self) -> int:
-        """Enqueue an event behind all copies begun so far, and return its ticket. If no event can be made, wait here
-        until the copies have ended."""
+        """Enqueue an event behind all copies begun so far, and return its ticket. If no event can be made, log the
+        error and wait here until the copies have ended."""
         self._marked += 1
         try:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -116,7 +117,7 @@ class CudaCopier:
 
     def _main(self) -> None:
         """Wait for each event, on the copier's thread, mark its ticket as complete and call `wake`; close peers' memory
-        that is idle. Ends at `close`, or at an error of CUDA."""
+        that is idle. Ends at `close`, or at an error of CUDA, which is logged; later tickets then stay incomplete."""
         while True:
             self._peers.close_idle()
             try:

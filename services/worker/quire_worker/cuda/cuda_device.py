@@ -123,9 +123,9 @@ class CudaDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, and
-        run each sequence alone here and now (all fail if tokens were fed back already). Raises DEVICE_BROKEN if the GPU
-        itself fails, DEVICE_HUNG if a step hangs."""
+        """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, run
+        each sequence alone here and now (all fail if tokens were fed back already), keep the outcome and call `wake`.
+        Raises DEVICE_BROKEN if the GPU itself fails, DEVICE_HUNG if a step hangs."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -139,8 +139,9 @@ class CudaDevice:
             self._launched.put(in_flight)
 
     def _launch(self, batch: StepBatch) -> _InFlightStep:
-        """Pack and upload a step, replay its graph or launch its kernels one by one, and enqueue the download of its
-        results; returns the step in flight. Raises whatever the launch raises."""
+        """Pack a step into the next pinned buffer and upload it, replay its graph or launch its kernels one by one, and
+        enqueue the download of its results; returns the step in flight. Raises whatever the launch raises. `advanced`
+        of the body then says whether the step may have fed tokens back."""
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         body, hidden = self._body, None
@@ -199,8 +200,8 @@ class CudaDevice:
         return partial(self._host_rows.edit, batch, places)
 
     def prepare(self) -> bool:
-        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails, the
-        device prepares and captures nothing any more, and such steps run kernel by kernel."""
+        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails, that
+        is logged. The device then prepares and captures nothing any more, and such steps run kernel by kernel."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -215,8 +216,9 @@ class CudaDevice:
             self._graphs.give_up()
 
     def _prepare(self) -> bool:
-        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. An error of
-        the capture or of the plan is raised."""
+        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. Before the
+        first plan, a step of padding is launched (see _launch_nobody). An error of the capture or of the plan is
+        raised."""
         if self._graphs is not None and self._graphs.capture(1):
             return True
         if self._fresh is None:
@@ -259,7 +261,7 @@ class CudaDevice:
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:
         """Decide how a step is launched: by which graph, and in which layout. The plan of an earlier step is used again
-        while the same sequences decode, unless a sequence has a LogitsState."""
+        while the same sequences decode, unless a sequence has a logits processor state."""
         if self._planned is None or batch.controls or not is_next_step(self._planned[0], batch):
             graph, layout = self._find(batch)
             self._planned = batch, _StepPlan(graph, layout, _places(batch, layout))
@@ -334,7 +336,8 @@ class CudaDevice:
     def _outcome(self, in_flight: _InFlightStep) -> StepOutcome:
         """Wait for a launched step, and make its outcome from the downloaded results: tokens and finish codes by
         sequence, repetitions, held rows, failures, logprobs and times. A failed sequence gets token -1 and finish
-        ERROR. Send the tokens of sequences with grammars to the matcher."""
+        ERROR; one that only prefills gets LIMIT in its last step. Send the tokens of sequences with grammars to the
+        matcher."""
         batch = in_flight.batch
         in_flight.done.synchronize()
         wait_us, forward_us = self._step_times(in_flight.launched_ns, time.perf_counter_ns())

@@ -18,7 +18,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
 class CudaPages:
-    """[pages, kv_head, layer, 2, token, dim]; page 0 is the dummy page. Called from the model thread."""
+    """The pages that fit into `capacity_bytes`, all zero: [pages, kv_head, layer, 2, token, dim]; page 0 is the dummy
+    page. Called from the model thread. Raises ConfigError if fewer than 2 pages fit."""
 
     def __init__(self, group: KvGroup, page_size: int, capacity_bytes: int, device: torch.device) -> None:
         self.page_bytes = group.page_bytes

@@ -49,8 +49,8 @@ class PendingLogprobs:
 
 
 class DeviceLogprobs:
-    """Starts them for a device's steps, all on one stream. What `start` returned must have been read before it is
-    called for the `turns`-th time after that. Belongs to the model thread."""
+    """Begins the logprobs of a device's steps, all on one stream. What `start` returned must have been read before it
+    is called for the `turns`-th time after that. Belongs to the model thread."""
 
     def __init__(self, device: torch.device, turns: int) -> None:
         self._device = device
@@ -64,8 +64,8 @@ class DeviceLogprobs:
         """Begin to compute and download logprobs of `token` [S] under `logits` [S, V], for the given rows; returns at
         once.
 
-        `row` [L] of logits, `sequence` [L] of the batch, `wanted` [L] alternatives.
-        """
+        `row` [L] has rows of `logits` and `token`, `sequence` [L] the batch's sequence of each, and `wanted` [L] the
+        number of alternatives for each."""
         most = min(int(wanted.max()), logits.shape[1])
         packed = packed_logprobs(logits, token, self._upload(row), most)
         host = self._downloads.next_buffer(packed.numel()).view(packed.shape)

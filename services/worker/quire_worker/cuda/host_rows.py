@@ -71,8 +71,10 @@ class HostRows:
         return address.index_fill(0, rows, 1), target
 
     def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32, grammars: _StepGrammars) -> None:
-        """Change one sequence's `row` of logits in place, by the host's own state of the sequence, to which the last
-        token is fed first. A failure is set as the error of the batch's controls, and nothing is raised."""
+        """Change one sequence's `row` of logits in place, by the host's own state of the sequence. The token that the
+        sequence feeds is passed to this state first, unless the step before, in which the row was held, has done so. A
+        failure is set as the error of the batch's controls, and nothing is raised; after an exception the row is
+        -inf."""
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
         try:
             own = self._own(slot, told)
@@ -124,7 +126,8 @@ class _StepGrammars:
 
     def apply(self, controls: LogitsState, sequence: int, row: Float32) -> None:
         """Change a row of logits by its controls. If the row has a mask, also set the tokens that its grammar forbids
-        to -inf. If the model's own logits were not finite, such a row becomes NaN, so that this stays to be seen."""
+        to -inf. If the greatest of the model's own logits was not finite, the first logit of such a row becomes NaN, so
+        that this stays to be seen."""
         blocked, mask = self._blocked.get(sequence), self._masks.get(sequence)
         if mask is None:
             controls.apply(row, blocked)

@@ -43,8 +43,9 @@ def run_isolated(
     again: bool,
 ) -> StepOutcome:
     """Run the sequences of a step whose launch raised `error` one by one, each in its own step by `run`, and join their
-    outcomes. Sequences that raise again fail. `examine` raises if an error is the device's own. Without `again`, all
-    sequences fail, because tokens may have been fed back already."""
+    outcomes. Sequences that raise again fail. `examine` raises if an error is the device's own. A step of one sequence
+    is not run again, but fails. Without `again`, all sequences fail, because tokens may have been fed back already.
+    Errors are logged."""
     sequences = range(len(batch.count))
     log.exception("a step could not be launched", sequences=len(sequences), each_alone=again)
     if not again or len(sequences) == 1:
@@ -87,8 +88,8 @@ def _failed(error: Exception) -> StepOutcome:
 
 
 def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
-    """Join the outcomes of steps of one sequence each into the outcome of a whole step, numbered in their order. Times
-    are summed."""
+    """Join the outcomes of steps of one sequence each into the outcome of a whole step, numbered in their order. The
+    device's times are summed; `wait_us` is that of the first step."""
     timings = [each.timing for each in outcomes]
     return StepOutcome(
         token=np.concatenate([each.token for each in outcomes]),

@@ -54,8 +54,9 @@ _KEPT_ROWS = 1024
 
 def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
     """Compile, on several threads, the kernels of steps of these sizes and of their logprobs; with `fresh`, also those
-    of steps whose prompts cuDNN computes. Runs torch's part of such steps on the current stream. Never raises: a kernel
-    that fails to compile here is compiled at its launch."""
+    of steps whose prompts cuDNN computes. Runs torch's part of such steps on the current stream, and overwrites the
+    body's `uploaded`. Logs the result, and never raises: a kernel that fails to compile here is compiled at its
+    launch."""
     begin, threads = time.perf_counter(), min(_MOST_THREADS, usable_cores())
     try:
         tasks = compile_together(lambda: go_through(body, tiling, sizes, fresh=fresh), threads)
@@ -71,7 +72,8 @@ def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, 
 
 def compile_together(launch: Callable[[], None], threads: int) -> list[Future[Any]]:
     """Call `launch`; its kernels are compiled on this many threads, and do not run. Returns a task for each kernel that
-    was not compiled before. All tasks have ended, with a kernel or an exception."""
+    was not compiled before. All tasks have ended, with a kernel or an exception. An error of `launch` itself is
+    raised."""
     with ThreadPoolExecutor(threads, "compile") as pool, _compiling(pool) as tasks:
         launch()
     return tasks

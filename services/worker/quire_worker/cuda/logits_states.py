@@ -70,8 +70,9 @@ class LogitsStates:
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
         """Return, by sequence, the address of its state on the device, for sequences whose logits the device changes.
-        States are made or enlarged as needed. A sequence for which there is no room gets a state that forbids every
-        token, and its controls have the reason (`failure`)."""
+        States are made or enlarged as needed; each call counts one more token for a sequence that feeds one. A sequence
+        for which there is no room gets a state that forbids every token, and its controls have the reason
+        (`failure`)."""
         found = {}
         for sequence, controls in batch.controls.items():
             if controls.changes_logits and not controls.runs_python:

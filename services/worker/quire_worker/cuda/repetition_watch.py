@@ -26,12 +26,12 @@ class RepetitionWatch:
         self._sampled: dict[int, int] = {}
 
     def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
-        """Mark in `finish` the sequences whose sampled token [S] completes a repetition, unless they have ended. Pass
-        the fed tokens on to their states.
+        """Mark in `finish` the sequences whose sampled token [S] completes a repetition, unless they have ended. Only
+        sequences with a repetition rule are looked at; the tokens that they feed are passed to their logits processor
+        states.
 
         A row that was held fed its token then, and feeds it once more in this step; its state gets it once. `token` may
-        be HELD.
-        """
+        be HELD."""
         for sequence, controls in batch.controls.items():
             if not controls.watches_repetition:
                 continue

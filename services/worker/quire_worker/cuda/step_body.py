@@ -119,7 +119,8 @@ class StepBody:
         return hidden
 
     def _place_rows(self, views: dict[str, Tensor]) -> RowMasks:
-        """Correct the positions of rows with grammars. Returns the data about these rows that sampling needs."""
+        """Correct the positions of rows with grammars. Returns the data about these rows that sampling needs. Raises
+        Internal NO_MASKS if the device has no masks."""
         if self.masks is None:
             raise Internal("NO_MASKS", "A step has rows with grammars, and the device no masks.", "Report it.")
         return self.masks.place_rows(views, views.get("split"))

@@ -25,8 +25,9 @@ class StepColumns:
         self._held: tuple[StepLayout, StepBatch] | None = None
 
     def pack(self, layout: StepLayout, batch: StepBatch, control: Mapping[int, int]) -> int:
-        """Write a step into the buffer. If it continues the step before, only changes are written. Returns how many
-        words are used. `control`: see StepLayout.pack."""
+        """Write a step into the buffer. Only changes are written if the step continues the one in this buffer (see
+        is_next_step) in the same layout, without logits processor states or even tiling. Returns how many words are
+        used. `control`: see StepLayout.pack."""
         held, self._held = self._held, None  # nothing that is known, if this raises
         # Rows that decode have tiles too where those are even, and their order changes; sheets come and go.
         repeats = held is not None and held[0] is layout and not layout.size.controlled and not layout.tiling.even

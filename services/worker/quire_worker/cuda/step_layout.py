@@ -44,14 +44,15 @@ _BY_ROW = ("token", "fed", "row_position", "row_sequence")
 
 
 class Tiling(NamedTuple):
-    """How attention cuts its work: tokens of a prefill tile, and shares of keys that keep the device busy."""
+    """How attention cuts its work: the tokens of a prefill tile, and the number of KV splits (`programs`) that keep the
+    device busy."""
 
     tokens: int
     programs: int
     even: bool = False
-    """What decodes is tiled like what prefills, and keys are not shared out."""
+    """Decode rows are tiled like prefill rows, and there are no KV splits."""
     wide_until: int = 0
-    """Sequences for which shares of keys are made for wide tiles."""
+    """The most decode rows for which KV splits are made for wide tiles."""
 
     @classmethod
     def of(cls, shape: HeadShape, device: torch.device, *, even: bool = False) -> Tiling:
@@ -130,8 +131,9 @@ class StepLayout:
         buffer[self.place["table_width"][0]] = 1
 
     def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NO_CONTROLS) -> int:
-        """Write a batch that fits this size into a host buffer. Returns how many words are used. Padding rows compute
-        nothing. `control`: sequence -> address of its logits processor state."""
+        """Write a batch that fits this size into a host buffer. Decoding sequences come first, then their padding, then
+        prefill chunks and theirs. Returns how many words are used. Padding rows compute nothing. `control`: sequence ->
+        address of its logits processor state."""
         size, count = self.size, batch.count
         decodes = int(np.count_nonzero(batch.fed))
         chunks = len(count) - decodes

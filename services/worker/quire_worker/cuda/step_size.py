@@ -84,10 +84,10 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> list[StepSize]:
-    """Return all sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, full
-    steps. Then the same sizes follow with filters, then also with logits processor states. If the device applies
-    grammars (`masked`), all of these follow with masks. `max_tokens` is the limit of tokens in a step, decode rows
-    included."""
+    """Return all sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, and full
+    steps if `max_tokens` is none of _PREFILL_ROWS. Then the same sizes follow with filters, then also with logits
+    processor states. If the device applies grammars (`masked`), all of these follow with masks. `max_tokens` is the
+    limit of tokens in a step, decode rows included."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = _mixed_decodes(max_num_seqs)
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
@@ -144,8 +144,9 @@ def _mixed_decodes(max_num_seqs: int) -> list[int]:
 
 
 def _full_steps(decodes: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """Return, for each number of decode rows that graphs have, the greatest number of prefill tokens in a step of
-    `max_tokens`. It is reached with the fewest sequences that are padded to this number of rows."""
+    """Return pairs of a number of decode rows that graphs have and the greatest number of prefill tokens beside them in
+    a step of `max_tokens`. It is reached with the fewest sequences that are padded to this number of rows. Pairs
+    without prefill tokens are left out."""
     left = [(0, max_tokens), *((most, max_tokens - fewer - 1) for fewer, most in pairwise(decodes))]
     return [(each, tokens) for each, tokens in left if tokens > 0]
 

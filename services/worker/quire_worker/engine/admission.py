@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_start(start: Start, spec: EngineSpec) -> None:
-    """Raise a QuireError if this engine cannot run the Start. Checked are its context length, room for at least one
-    more token, token and stop ids, logprobs, sampling, logit controls, processors, thinking budget and page table."""
+    """Raise a QuireError if this engine cannot run the Start. Checked are context length, prompt, room for one more
+    token (unless max_tokens is 0), tokens left to generate, token ids, number of stop ids, logprobs, sampling, logit
+    controls, processors, thinking budget and page table."""
     sequence, stop = start.sequence, start.sequence.stop
     known = sequence.known_len
     if not 1 <= start.max_model_len <= spec.max_model_len:

@@ -47,7 +47,7 @@ class StepClock:
     def await_steps(self, reached: threading.Event) -> None:
         """Block until `reached` is set, which the device does when all steps launched before have ended. Raises
         DEVICE_HUNG if a step takes longer than the limit, counted from the last launch or end; the time that it ran
-        before this call counts."""
+        before this call counts. If no step is in flight, the time counts from now."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
         while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):

@@ -125,8 +125,9 @@ class Engine:
 
     def launch(self) -> bool:
         """Form a step and hand it to the device; returns whether a step was launched. Before that, takes in ended
-        moves, and lets waiting slots run if their cached range is ready. Nothing is launched at `depth` steps in
-        flight, before the first budget, after the budget's last step, or if no slot can run."""
+        moves, and lets waiting slots run if their cached range is ready. Nothing is launched, and False is returned, at
+        `depth` steps in flight, before the first budget, after the budget's last step, or if no slot can run. Raises
+        DEVICE_BROKEN or DEVICE_HUNG if the device does."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -164,8 +165,9 @@ class Engine:
 
     def collect(self) -> Report | None:
         """Process ended steps and moves, and return the next Report; None: there is nothing to report. A Report tells
-        of the oldest step that has ended. If no step has ended, it tells of moves or of errors without a step. While
-        nothing runs, it acknowledges Grants."""
+        of the oldest step that has ended, and of ended moves. If no step has ended, waiting slots may begin to run, and
+        the Report tells of moves, of due errors without a step, or that the worker drains. While nothing runs, it
+        acknowledges Grants. Raises the errors of `Device.take_outcomes`."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:

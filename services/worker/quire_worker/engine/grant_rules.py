@@ -50,8 +50,8 @@ class GrantRules:
 
     def _start(self, start: Start, seq: int) -> None:
         """Start a sequence in its slot. On failure, the error goes into the draft, and the pages after the cached range
-        count as empty. If the slot does not exist or is busy, that is such a failure; the sequence in a busy slot ends
-        too."""
+        count as empty (see ResidentSlots.void). If the slot does not exist or is busy, that is such a failure; the
+        sequence in a busy slot ends too."""
         slot, num_slots = start.slot, self._residents.spec.num_slots
         try:
             if not 0 <= slot < num_slots:

@@ -79,7 +79,7 @@ class PageStates:
     def arrived(self, pages: Int32, count: int, tail_tokens: int = 0) -> None:
         """Take in the end of a move: its first `count` pages are full, the others have failed, and none is pending any
         more. If all pages came and `tail_tokens` is not 0, only the first `tail_tokens` positions of the last page are
-        filled."""
+        filled. `setbacks` rises if pages failed, or `tail_tokens` is not 0."""
         self.pending[pages] = False
         self.ready[pages[:count]] = self.page_size
         if tail_tokens and count == len(pages):
@@ -88,7 +88,7 @@ class PageStates:
         self.setbacks += bool(tail_tokens or count < len(pages))
 
     def clear(self) -> None:
-        """Reset all columns: no page is filled, held, awaited or exported."""
+        """Reset all columns: no page is filled, held, awaited or exported. `setbacks` keeps its value."""
         self.ready.fill(0)
         self.writer.fill(NOBODY)
         self.pending.fill(False)

@@ -53,9 +53,9 @@ class ResidentSlots:
 
     def start(self, start: Start) -> None:
         """Put a sequence into its slot, and start its grammar, if any. Without a cached range the slot runs at once,
-        else it waits until the range is ready. It becomes the writer of all pages that the cached range does not fill.
-        Raises the slot's QuireError if the Start is impossible, or another slot or a move uses a page; the slot is then
-        idle."""
+        else it waits until the range is ready. The range never includes the last known token. The slot becomes the
+        writer of all pages that the range does not fill. Raises the slot's QuireError if the Start is impossible, or
+        another slot or a move uses a page; the slot is then idle."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -116,8 +116,8 @@ class ResidentSlots:
 
     def void(self, pages: Int32) -> None:
         """Mark the pages that no slot or move will fill as empty, so that a slot that starts on them finds them lost.
-        Pages that a slot or a move is filling stay unchanged. Does nothing if a running slot holds one of the other
-        pages."""
+        Slots that wait for such pages are checked again. Pages that a slot or a move is filling stay unchanged. Does
+        nothing if a running slot holds one of the other pages."""
         pages = pages[(pages >= 1) & (pages < self.spec.num_pages)]
         states = self.states
         idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
@@ -223,8 +223,8 @@ class ResidentSlots:
         self.states.fill(table.page_table[slots, last], end - last * size)
 
     def computed_to(self, slots: Int32, first: Int32, end: Int32) -> None:
-        """Raise the page watermarks after a step that filled the positions first..end of each slot. The range may be
-        empty."""
+        """Raise the page watermarks after a step that filled the positions from `first` up to `end` (exclusive) of each
+        slot. The range may be empty."""
         some = end > first
         if not some.all():
             slots, first, end = slots[some], first[some], end[some]

@@ -127,9 +127,9 @@ class SlotTable:
         return self.page_table[slot, : self.num_pages[slot]]
 
     def show_pages(self, slots: Int32, position: Int32, end: Int32, singles: int) -> None:
-        """Copy page table entries to `shown_page`, as far as a step needs them. The step computes the positions
-        position..end of each slot, one position for each of the first `singles` slots. Pages granted further ahead stay
-        0 in `shown_page`."""
+        """Copy page table entries to `shown_page`, as far as a step needs them. The step computes the positions from
+        `position` up to `end` (exclusive) of each slot, one position for each of the first `singles` slots. Pages
+        granted further ahead stay 0 in `shown_page`."""
         entered = np.flatnonzero(position[:singles] % self.page_size == 0)
         if len(entered):
             slot, page = slots[entered], position[entered] // self.page_size
@@ -191,8 +191,8 @@ class SlotTable:
         return row_tokens - 1 if controls is None or not controls.changes_logits else 0
 
     def count_unforced_rows(self, slots: Int32, tokens: Int32) -> None:
-        """Count the rows without a forced token, for slots with a grammar. `tokens`: how many tokens each slot kept in
-        a step that was launched with drafts."""
+        """Count the rows without a forced token, for slots with a grammar, and set the count of the other slots to 0.
+        `tokens`: how many tokens each slot kept in a step that was launched with drafts."""
         is_unforced = self.constrained[slots] & (tokens <= 1)
         self.unforced_rows[slots] = np.where(is_unforced, self.unforced_rows[slots] + 1, 0)
 

@@ -38,8 +38,9 @@ class StepBuilder:
 
     def build(self, schedule: StepSchedule) -> StepBatch:
         """Return the StepBatch for a schedule: tokens, positions, page tables, sampling and stop columns of its slots,
-        blocked stop ids, grammars and prompt scores. Tokens of decode rows are 0, since the device fills them in. The
-        arrays are copies, since the table may change while the step runs."""
+        blocked stop ids and prompt scores. Rows that sample in this step also have their grammar and logits processor
+        state. Tokens of decode rows are 0, since the device fills them in. The arrays are copies, since the table may
+        change while the step runs. The table's `shown_page` is brought up to this step."""
         table, slots, count, decodes = self._table, schedule.slot, schedule.count, schedule.decodes
         fixed = self._gather(slots)
         position = table.computed[slots]

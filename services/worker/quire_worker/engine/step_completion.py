@@ -26,7 +26,8 @@ _NO_SLOTS = np.empty(0, np.int32)
 
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Update the slots with an ended step: raise page watermarks, count tokens, and end sequences that are finished or
-    failed. Returns the rows to report. Rows of sequences that had ended before, or that were held, are left out."""
+    failed. Returns the rows to report. They include those of sequences that a Grant has stopped since the launch. Rows
+    of sequences that had ended by themselves before, or that were held, are left out."""
     residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation
@@ -118,8 +119,9 @@ def _advance(
     residents: ResidentSlots, in_flight: InFlightStep, live: Bool, num_kept: Int32, outcome: StepOutcome
 ) -> Int32:
     """Raise the page watermarks, and set positions, known lengths and first-token times, of sequences that still hold
-    their slot and did not fail. Returns the number of positions of each sequence that are computed now. Tokens that a
-    sequence does not keep, and the last position of a held row, do not count as computed."""
+    their slot and did not fail. Returns the number of positions of each of these sequences that are computed now; other
+    entries mean nothing. Tokens that a sequence does not keep, and the last position of a held row, do not count as
+    computed."""
     table, slots, decodes = residents.table, in_flight.slot, in_flight.decodes
     ran = live
     if outcome.failed:

@@ -129,7 +129,8 @@ class StepRunner:
 
     def _remember(self, batch: StepBatch, kept: KeptTokens) -> None:
         """Note the last known token of each slot, and its position, for its next decode row. If the sequence kept no
-        token, this is the last token that the step computed, drafts not included."""
+        token, this is the last token that the step computed, drafts not included. If each row can only sample one
+        token, that token alone is noted, or 0 if there is none."""
         if self._plain_rows_sample_one and not batch.constraints:
             self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
             return
@@ -145,7 +146,8 @@ class StepRunner:
 
 def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
     """Send to the matcher which tokens the sequences with grammars keep, in one message per mask source. Sequences that
-    keep no token are left out. So are sequences that finish, since they need no further masks."""
+    keep no token are left out. So are sequences that finish, since they need no further masks: their constraints are
+    marked as finished instead."""
     if not batch.constraints:
         return
     rows = list(batch.constraints)
@@ -191,7 +193,8 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
     """Return the output of the sequences `ran`, with tokens and scores by sequence of the whole batch. `token_index` is
-    the index in these tokens; other sequences have the token -1. Tokens are [S], or [S, W] if the batch has drafts."""
+    the index in these tokens; other sequences have the token -1. Tokens are [S] if all sequences ran and none has
+    drafts, else [S, W], where W is 1 more than the most drafts of a sequence."""
     count = len(batch.count)
     if len(output.token) == count and not len(batch.drafts):
         return output

@@ -105,10 +105,10 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
 def _prefill_chunks(
     view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
 ) -> tuple[Int32, Int32]:
-    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens. A chunk ends at
-    the prompt, the slot's credit or the chunk cap. At most `partial_prefills` chunks leave their prompt unfinished, and
-    prompt logprobs stay within MAX_SCORE_BYTES; candidates that do not fit are passed over. Returns the slots and their
-    numbers of tokens."""
+    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens in all. A chunk
+    ends at the end of the prompt, the slot's credit, the chunk cap or the last of these tokens. At most
+    `partial_prefills` chunks leave their prompt unfinished, and prompt logprobs stay within MAX_SCORE_BYTES; candidates
+    that do not fit are passed over. Returns the slots and their numbers of tokens."""
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
     slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():

@@ -36,12 +36,11 @@ class KeptTokens(NamedTuple):
 
 
 def finish_codes(batch: StepBatch, token: Int32, nth: int = 0) -> NDArray[np.uint8]:
-    """Return the Finish of each sequence after its sampled token number `nth` of this step, 0 if the sequence goes on.
-    STOP: the token is a stop id, also if it is the last allowed one. LENGTH: the token is the last allowed one. LIMIT:
-    a sequence that only prefills has reached its end.
+    """Return the Finish of each sequence after its sampled token number `nth` (from 0) of this step, 0 if the sequence
+    goes on. STOP: the token is a stop id, also if it is the last allowed one. LENGTH: the token is the last allowed
+    one. LIMIT: a sequence that only prefills has reached its end.
 
-    min_tokens needs no look here: before it, stop ids cannot be sampled (`blocked`).
-    """
+    min_tokens needs no look here: before it, stop ids cannot be sampled (`blocked`)."""
     finish = np.zeros(len(token), np.uint8)
     last = batch.last if nth == 0 else batch.position + batch.count - batch.drafts + nth >= batch.bound
     if last.any():

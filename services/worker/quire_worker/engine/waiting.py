@@ -91,11 +91,11 @@ class WaitingSlots:
 
     def check_slot(self, slot: int) -> QuireError | None:
         """Judge a waiting slot. If its cached range is ready, the slot runs. Returns PAGES_LOST if no slot or move will
-        fill a page that the slot needs, and None if the slot runs or still waits.
+        fill a page that the slot needs, and None if the slot runs or still waits. A lost page is judged only when the
+        pages before it have come and the range's last move has ended.
 
         There is one exception: if failed moves alone left pages short, and no other slot holds the pages from the first
-        of these on, the slot runs and fills them itself. Its cached range is cut before them.
-        """
+        of these on, the slot runs and fills them itself. Its cached range is cut before them."""
         table, states, size = self._table, self._states, self._states.page_size
         cached = int(table.computed[slot])
         pages = table.pages(slot)[: -(-cached // size)]

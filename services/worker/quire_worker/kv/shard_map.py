@@ -36,9 +36,9 @@ class Piece:
 
 
 class ShardMap:
-    """The way in which ranks of the target group get their parts of a page from the ranks of the source group. Raises
-    InvalidArgument: BAD_SHARDS if a range lies outside the page or overlaps another, SHARDS_INCOMPLETE if no source
-    rank holds some bytes that a target rank needs."""
+    """The way in which ranks of the target group get their parts of a page from the ranks of the source group. A group
+    without ranges is one rank that holds whole pages. Raises InvalidArgument BAD_SHARDS if a range is empty, leaves the
+    page or overlaps another of its rank."""
 
     def __init__(self, source: KvGroup, target: KvGroup) -> None:
         size = source.page_bytes
@@ -108,8 +108,8 @@ class ShardMap:
 
 def shard_ranges(group: KvGroup, tensor: int, pipeline: int = 1) -> tuple[ShardRange, ...]:
     """Return the ranges of a page that each rank holds. There are `pipeline` stages of layers, and the `tensor` ranks
-    of a stage share the heads; rank = stage x tensor + place. Raises ConfigError BAD_PARALLELISM if the heads or layers
-    cannot be divided in this way."""
+    of a stage share the heads; rank = stage x tensor + place. Raises ConfigError BAD_PARALLELISM if neither of `tensor`
+    and the number of heads divides the other, or unless there are 1 to `group.layers` stages."""
     heads, layers = group.kv_heads, group.layers
     even = heads % tensor == 0 if tensor <= heads else tensor % heads == 0
     if not even or not 1 <= pipeline <= layers:

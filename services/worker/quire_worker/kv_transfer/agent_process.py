@@ -2,8 +2,8 @@
 and no hashing.
 
 The ring is smaller than a move. Pages flow through it, a bounded number of bytes per call, so that no step boundary is
-delayed. Loads go before stores. When the process dies or hangs, its moves end as failed, which counts as a cache miss
-and never as an error. KvTransferAgent states the contract, and wire.py lists the frames.
+delayed. Loads go before stores. When the process dies or hangs, its moves end. A move with missing pages fails, which
+counts as a cache miss and never as an error. KvTransferAgent states the contract, and wire.py lists the frames.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class AgentProcess:
                 self._send(Frame.of(AgentFrameKind.OFFERED, self._generation, number, [pages]))
 
     def end_move(self, move_id: int) -> None:
-        """Tell the process to drop a move, and take back its pages in the ring. The move ends as failed once its
-        running copies have ended. Unknown moves are ignored."""
+        """Tell the process to drop a move, and take back its pages in the ring. The move ends as failed, with its pages
+        in the pool, once its running copies and fetches have ended. Unknown moves are ignored."""
         number = self._number_of.get(move_id)
         if number is None:
             return
@@ -177,7 +177,8 @@ class AgentProcess:
 
     def take_results(self) -> list[MoveResult]:
         """Handle the process's frames, and copy a bounded number of pages: arrived ones from the ring, then wanted ones
-        into it. Returns the results of moves that have ended since the last call. Calls `wake` if more can be copied at
+        into it. Returns the results of moves that have ended since the last call. Slots whose pages have reached the
+        pool go back to the process, several at a time while more pages arrive. Calls `wake` if more can be copied at
         once."""
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
@@ -364,8 +365,10 @@ class AgentProcess:
             self._ended.append(opened.result())
 
     def _on_agent_lost(self) -> None:
-        """End all moves as failed, since the process is gone, and count all slots as free; later frames go to the next
-        process. Waits for running copies. Pages that a load had brought into the pool are whole and count."""
+        """Take in that the process is gone: wait for running copies, then end all moves. A load or pull whose pages are
+        all in the pool already succeeds; each other move fails, with the pages that are in the pool. All store slots
+        count as free. Begin a new incarnation, so that later frames go to the next process, and set the ring's count of
+        cancellations to 0, since the next process would wait for those of this one."""
         self._copier.drain()
         self._drop_copies()
         self._device_fetches.drop()

@@ -78,9 +78,9 @@ class KvStoreConnector:
         return self._transports.last_used
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """Send the pages that the store lacks; returns how many, from the first on, it has now. Pages that had no room,
-        or that the store refused at the commit, are sent again, until a round stores none. There are at most as many
-        rounds as pages."""
+        """Send the pages that the store lacks; returns how many, from the first on, it is known to have now. Pages that
+        had no room, or that the store refused at the commit, are sent again, until a round stores none. There are at
+        most as many rounds as pages. Raises the QuireErrors of the store and the transports."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
         for _ in move.hashes:

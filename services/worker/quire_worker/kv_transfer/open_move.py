@@ -39,7 +39,8 @@ class OpenMove:
     fetching: int = 0
     """Of a pull: pages that the device is reading from the peer's memory."""
     fetched: int = 0
-    """Of a pull: pages after those that landed which it has read, and which may turn out to be nobody's."""
+    """Of a pull: pages after those of `in_ring` that the device has read; they count once their lease is known to have
+    held."""
     ended: int | None = None
     """Nothing more comes of it from the process, and so many pages are whole."""
     cut: bool = False
@@ -87,8 +88,8 @@ class OpenMove:
         self.in_pool += pages
 
     def cut_off(self, dropped: int) -> None:
-        """End the move, without pages, because the scheduler has ended it. No page is wanted any more, and `dropped`
-        pages, which were taken back from the ring, no longer count as arrived."""
+        """End the move as failed, because the scheduler has ended it. No page is wanted any more, and `dropped` pages,
+        which were taken back from the ring, no longer count as arrived."""
         self.cut, self.ended = True, 0
         self.wanted.clear()
         self.in_ring -= dropped

@@ -34,8 +34,8 @@ class Ring:
 
     @classmethod
     def create(cls, page_bytes: int, slots: int) -> Ring:
-        """Make a ring in a new anonymous file, whose size is then fixed. Its memory is allocated at once, since a first
-        touch later would stall the model thread."""
+        """Make a ring in a new anonymous file, whose size is then fixed if the kernel can seal files. Its memory is
+        allocated at once, since a first touch later would stall the model thread."""
         fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, slot_stride(page_bytes) * slots + SLOT_ALIGN)

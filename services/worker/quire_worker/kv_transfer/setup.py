@@ -77,8 +77,9 @@ class AgentSetup:
         """Return the setup for a loaded model's pages: of a kvstore's process, or, with `peers`, of a process for other
         workers. `peer_grpc` is the address on which that serves gRPC (empty: none), `peer_hosts` are the entries of
         PeerHosts. With `shares_memory`, peers may read the engine's own memory. The ring has as many slots as
-        --mover-ring-bytes holds; by default 64, fewer if they exceed 256 MiB. Raises ConfigError if that is fewer than
-        two, or for bad page MAC keys."""
+        --mover-ring-bytes holds; by default 64, fewer if they exceed 256 MiB, but at least 2. Page size and dtype are
+        those of the geometry's first group. Raises ConfigError if the given bytes hold fewer than two slots, or for bad
+        page MAC keys."""
         PageMac.from_config(config.page_mac_key)  # bad keys must fail the start, not each page move
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)

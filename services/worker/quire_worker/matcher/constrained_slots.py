@@ -50,7 +50,7 @@ class ConstrainedSlots:
 
     def hold(self, slots: Iterable[int]) -> None:
         """Keep slots whose rows were held because a mask was missing out of further steps, and ask the matcher to say
-        when the mask is there."""
+        when the mask is there. Slots without a grammar are skipped."""
         for slot in slots:
             if self._matcher is not None and (constraint := self._slots.get(slot)) is not None:
                 self._matcher.hold(constraint)
@@ -58,7 +58,8 @@ class ConstrainedSlots:
 
     def poll_failures(self) -> list[tuple[int, QuireError]]:
         """Process the matcher's messages, and update which slots await a mask. Returns (slot, error) for each slot
-        whose grammar failed; an empty list if no message changed a sequence."""
+        whose grammar has failed, again in each call until `end`; an empty list if no sequence has changed since the
+        last call."""
         # Polled without slots too: else the next sequence would be told of a process that was lost before it.
         if self._matcher is None or not self._matcher.poll():
             return []

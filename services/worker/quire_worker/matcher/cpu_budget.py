@@ -31,7 +31,7 @@ class CpuBudget:
     def __init__(self) -> None:
         self._left_ns = BURST_NS
         self.last_ns = 0
-        """Processor time of the last token."""
+        """The processor time of the last `charge`."""
 
     def charge(self, spent_ns: int, tokens: int) -> None:
         """Add AVERAGE_NS per token to the budget, and subtract the processor time of these tokens and of the mask after

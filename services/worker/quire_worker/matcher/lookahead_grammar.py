@@ -43,7 +43,7 @@ class LookaheadGrammar:
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
         """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow, or that exceeds a
-        limit."""
+        limit. It also raises the error that the lookahead met after such a token."""
         for token in tokens:
             self._accept_token(token)
             self.position += 1
@@ -69,8 +69,8 @@ class LookaheadGrammar:
 
     def look_ahead(self) -> tuple[int, TokenMask] | None:
         """Compute one more lookahead mask, and return its position and the mask; None if `can_look_ahead` is False, or
-        the grammar fails. The failure is raised only when the sequence samples the token at which the grammar failed,
-        since the sequence may end before."""
+        the grammar fails or takes too much processor time, which is charged here too. The failure is raised only when
+        the sequence samples the token at which the grammar failed, since the sequence may end before."""
         if not self.can_look_ahead:
             return None
         began_ns = self._clock()
@@ -95,7 +95,9 @@ class LookaheadGrammar:
         return self._grammar.compute_mask()
 
     def _accept_token(self, token: int) -> None:
-        """Drop the first mask. If the grammar has not consumed the token yet, let the grammar consume it."""
+        """Drop the first mask. If the grammar has not consumed the token yet, let the grammar consume it. Raises
+        GrammarError if the grammar does not allow the token, and the error of the lookahead if that failed at this
+        token."""
         mask = self._masks.popleft() if self._masks else None
         is_consumed = bool(self._masks) or self._error is not None
         if mask is None or not is_consumed:

@@ -49,7 +49,8 @@ class _Wait:
     """False: the process says that the mask is there."""
 
     def resume(self, now_s: float) -> None:
-        """Wait again for the same position."""
+        """If the process said that the mask is there, count a miss and wait again for the same position, for OVERDUE_S
+        at least. Otherwise the wait goes on unchanged."""
         if not self.active:
             self.active, self.misses = True, self.misses + 1
             self.replay_at_s = max(self.replay_at_s, now_s + OVERDUE_S)
@@ -111,8 +112,9 @@ class MaskWaits:
 
     def overdue(self) -> Iterator[tuple[RowConstraint, Verdict]]:
         """Yield the sequences that have waited too long; checks at most every _CHECK_S. REPLAY: the mask of an open
-        sequence is overdue or lost, and is to be made again; the next replay comes later. GIVE_UP: that has failed
-        MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process makes no progress."""
+        sequence is overdue or lost, and is to be made again; the replay is counted, and the next one comes later.
+        GIVE_UP: that has failed MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process
+        makes no progress."""
         if not self._waits:
             return
         now_s = self._clock()

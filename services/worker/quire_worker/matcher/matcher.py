@@ -194,10 +194,11 @@ class Matcher:
     def _replay(
         self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, left: deque[int], compile_ns: int
     ) -> None:
-        """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and
-        its lookahead masks, and send OPENED, on the compile thread. If the first mask is slow, there are no lookahead
-        masks, and the sequence moves to the slow thread. A long replay takes turns with other work of the compile
-        thread. If the grammar fails, tell the engine."""
+        """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and its
+        lookahead masks, and send OPENED, on the compile thread. Also send MASKED if the engine waits for the mask. If
+        the first mask took more than SLOW_NS, there are no lookahead masks, and the sequence moves to the slow thread.
+        OPENED is sent even if the sequence is closed meanwhile; of a sequence closed before, nothing is done. A long
+        replay takes turns with other work of the compile thread. If the grammar fails, tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -220,8 +221,9 @@ class Matcher:
         self._send(Frame.of(MatcherFrameKind.OPENED, sequence.generation, sequence.mask_slot, [-(-compile_ns // 1000)]))
 
     def _look_ahead(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, thread: MatcherThread) -> None:
-        """Compute and write lookahead masks, as many as the engine wants. Stops after a slow mask, which moves its
-        sequence to the slow thread."""
+        """Compute and write lookahead masks, as many as the engine wants. Stops without an error if the grammar fails,
+        if the sequence was closed, and after a slow mask, which moves its sequence to the slow thread. Takes the lock
+        for each mask, and adds each but the slow one to the ring's mask totals of `thread`."""
         began = time.perf_counter_ns()
         while (ahead := grammar.look_ahead()) is not None:
             with self._lock:
@@ -236,8 +238,10 @@ class Matcher:
             began = ended
 
     def _end_replay(self, sequence: _ConstrainedSequence, grammar: LookaheadGrammar, mask: TokenMask) -> bool:
-        """Write the mask of a replayed sequence, and move the sequence to the thread that computes its masks. Returns
-        False, and does nothing, if more tokens have come; True also for a closed sequence."""
+        """Write the mask of a replayed sequence, move the sequence to the thread that computes its masks, and send
+        MASKED if the engine waits for this mask. A slow mask moves the sequence to the slow thread. Takes the lock.
+        Returns False, and does nothing, if more tokens have come; returns True, and does nothing, for a closed
+        sequence."""
         with self._lock:
             if sequence.closed:
                 return True
@@ -260,8 +264,8 @@ class Matcher:
         return sequence.record_mask(position)
 
     def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
-        """Move a sequence to the slow thread. If its mask was very slow, all sequences with its grammar follow when
-        their next tokens come."""
+        """Move a sequence to the slow thread; the caller holds the lock. If its mask took more than VERY_SLOW_NS, all
+        other sequences with its grammar follow when their next tokens come."""
         sequence.slow_down()
         if sequence.budget.last_ns > VERY_SLOW_NS:
             self._slow_texts[sequence.text_hash] = None
@@ -289,9 +293,10 @@ class Matcher:
             return sequence.pop_pending()
 
     def _add_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-        """Queue the masks that follow sampled tokens, on the threads of their sequences. `rows` are mask slot,
-        generation, position and token. Tokens of a sequence that is being replayed are kept for the replay. Skips
-        tokens that a replay has consumed already, or of other sequences. Raises WireError if a token is missing."""
+        """Queue the masks that follow sampled tokens, on the threads of their sequences, and then lookahead masks. A
+        sequence with a very slow grammar moves to the slow thread first. `rows` are mask slot, generation, position and
+        token. Tokens of a sequence that is being replayed are kept for the replay. Skips tokens that a replay has
+        consumed already, or of other sequences. Raises WireError if a token is missing."""
         fed: dict[int, _ConstrainedSequence] = {}
         for mask_slot, generation, position, token in rows:
             sequence = self._sequences.get(mask_slot)
@@ -327,7 +332,8 @@ class Matcher:
 
         def step() -> None:
             """Advance the sequence, write its mask, and send MASKED if the engine waits for it. If the grammar fails,
-            tell the engine."""
+            tell the engine. Does nothing without pending tokens, or if the sequence was closed or has failed. A
+            lookahead mask that is in the ring is not written again."""
             grammar, tokens = sequence.grammar, self._pop_pending(sequence)
             if sequence.closed or grammar is None or not tokens:
                 return
@@ -352,8 +358,8 @@ class Matcher:
         return step
 
     def _fail(self, sequence: _ConstrainedSequence, error: GrammarError) -> None:
-        """Give up a sequence's grammar, and send the cause to the engine: TOO_SLOW for too much processor time, else
-        FAILED."""
+        """Give up a sequence's grammar, log the cause, and send it to the engine: TOO_SLOW for too much processor time,
+        else FAILED."""
         sequence.fail()
         cause = str(error)
         log.warning("a grammar failed", cause=cause)

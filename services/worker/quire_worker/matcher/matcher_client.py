@@ -186,8 +186,8 @@ class MatcherClient:
         self._send_opens()
 
     def close_sequence(self, constraint: RowConstraint) -> None:
-        """End a sequence, since it has left its slot, tell the process, and give its mask slot to the next that waits.
-        Steps in flight may still ask for its masks, and find none."""
+        """End a sequence, since it has left its slot. If it has a mask slot, tell the process by CLOSE, and give the
+        mask slot to the next that waits. Steps in flight may still ask for its masks, and find none."""
         constraint.end()
         self._metrics.record_end(constraint.generation)
         if constraint.mask_slot == NO_MASK_SLOT:
@@ -206,8 +206,8 @@ class MatcherClient:
 
     def poll(self) -> bool:
         """Process the frames that have come and the loss of the process, and replay or fail sequences whose masks are
-        overdue. A process that sends nonsense is given up. Returns whether `is_ready` or `failure` of a sequence may
-        have changed since the last call."""
+        overdue. A process that sends nonsense is given up. The metrics of masks are updated. Returns whether `is_ready`
+        or `failure` of a sequence may have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
             if isinstance(frame, ProcessLost):
                 self._reopen_all()
@@ -231,8 +231,8 @@ class MatcherClient:
         return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
     def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
-        """Append sampled tokens to their sequences' outputs, and send them. While a suspect is opened, they are kept
-        back."""
+        """Append sampled tokens to their sequences' outputs, and send them in a TOKENS frame; takes the lock. While a
+        suspect is opened, they are kept back. Of each sequence's tokens, all but the first count as forced."""
         if forced := sum(len(tokens) - 1 for _, tokens in sampled):
             self._metrics.count_forced_tokens(forced)
         with self._lock:
@@ -247,9 +247,9 @@ class MatcherClient:
         self._metrics.count_forced_tokens(count)
 
     def hold(self, constraint: RowConstraint) -> None:
-        """Mark a sequence as not ready, since a step found its mask missing, and ask the process to say when the mask
-        is there. If a step in flight has sampled that token meanwhile, the process answers at once. Only counts the row
-        if the sequence is not ready already."""
+        """Mark a sequence as not ready, since a step found its mask missing, and ask the process by AWAIT to say when
+        the mask is there. If a step in flight has sampled that token meanwhile, the process answers at once. Only
+        counts the row if the sequence is not ready already."""
         self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
@@ -273,8 +273,8 @@ class MatcherClient:
             self._send(Frame.of(MatcherFrameKind.TOKENS, 0, 0, sampled))
 
     def _assign_mask_slots(self) -> None:
-        """Assign free mask slots to the sequences that wait for one, first come, first served, and queue these to be
-        opened. Update the metrics of mask slots."""
+        """Assign free mask slots to the sequences that wait for one, first come, first served, start their waits for a
+        first mask, and queue them to be opened. Update the metrics of mask slots."""
         while self._free_mask_slots and self._waiting:
             constraint = self._waiting.popleft()
             constraint.assign_mask_slot(self._free_mask_slots.pop())
@@ -285,7 +285,8 @@ class MatcherClient:
 
     def _send_opens(self) -> None:
         """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow; a sequence with a refused grammar fails. A
-        suspect waits until the process opens no other sequence, and the sequences behind it wait until it is open."""
+        suspect waits until the process opens no other sequence, and the sequences behind it wait until it is open.
+        Tokens sampled before are sent first, and later ones are kept back meanwhile. Takes the lock."""
         while self._to_open and not self._opens_suspect and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
             if self._fail_if_refused(constraint):
@@ -311,7 +312,8 @@ class MatcherClient:
         return is_small and constraint.generation not in self._suspects
 
     def _is_suspect(self, constraint: RowConstraint) -> bool:
-        """Whether a sequence's grammar may have crashed the process, so that it is to be opened alone."""
+        """Whether a sequence's grammar may have crashed the process, so that it is to be opened alone. A sequence with
+        a suspect replay key is added to the suspects. Takes the lock."""
         if self._crashes and self._crashes.is_suspect(self._replay_key(constraint)):
             self._suspects.add(constraint.generation)
         return constraint.generation in self._suspects
@@ -328,8 +330,9 @@ class MatcherClient:
         return refused
 
     def _send_open(self, constraint: RowConstraint) -> None:
-        """Send the OPEN frame of a sequence with its output so far. It is sent under the lock, so that tokens sampled
-        from now on are sent after it."""
+        """Send the OPEN frame of a sequence with its output so far. Takes the lock, which the caller must not hold, so
+        that tokens sampled from now on are sent after it. Counts the frame's bytes as unanswered. Allows no lookahead
+        masks to a grammar on which a lost process worked."""
         with self._lock:
             self._opening_bytes[constraint.generation] = constraint.open_bytes
             opened = OpenMessage(
@@ -344,7 +347,9 @@ class MatcherClient:
 
     def _receive(self, frame: Frame) -> None:
         """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready; FAILED and TOO_SLOW
-        fail it. Ignores frames for sequences that have left. Raises WireError for any other kind."""
+        fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses in a row, and the
+        suspicion of its replay key. Ignores frames for sequences that have left. Raises WireError for any other
+        kind."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return
@@ -369,8 +374,8 @@ class MatcherClient:
             raise WireError(f"{frame.kind.name} is none of the matcher's")
 
     def _finish_opening(self, constraint: RowConstraint) -> None:
-        """Record that the process no longer opens a sequence. If it was a suspect, send the tokens that were kept
-        back."""
+        """Record that the process no longer opens a sequence. If it was a suspect, send the tokens that were kept back,
+        under the lock."""
         if self._opening_bytes.pop(constraint.generation, None) is not None and self._opens_suspect:
             with self._lock:
                 self._opens_suspect = False
@@ -384,9 +389,11 @@ class MatcherClient:
         self._changed = True
 
     def _reopen_all(self) -> None:
-        """Queue all sequences for the next process, suspects last. If the lost process worked on one sequence alone,
-        the crash counts against the replay key of this sequence. Refused sequences fail. After MOST_LOST losses in a
-        row without a sequence opened, all fail."""
+        """Queue all sequences that have a mask slot and have not failed for the next process, suspects last. Tokens not
+        sent yet are dropped, since the outputs have them. Grammars on which the lost process worked get no more
+        lookahead. If the lost process worked on one sequence alone, the crash counts against the replay key of this
+        sequence. Refused sequences fail. A loss counts if a sequence was not open; after MOST_LOST such losses in a row
+        without a sequence opened, all fail."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
         with self._lock:
             self._incarnation += 1

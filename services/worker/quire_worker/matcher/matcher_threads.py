@@ -88,7 +88,8 @@ class InlineExecutor:
         self._work_on(generation, work)
 
     def _work_on(self, generation: int, work: Callable[[], None]) -> None:
-        """Do the work, with the sequence and the start of the work in the record meanwhile."""
+        """Do the work, with the sequence and the start of the work in the record meanwhile. If the work raises, the
+        record stays, so that the ring names the sequence."""
         self._record(generation, _WorkStart.now())
         work()
         self._record(0, None)

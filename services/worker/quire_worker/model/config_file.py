@@ -105,8 +105,8 @@ class ConfigFile:
         nullable: bool = False,
     ) -> int:
         """Read an integer from `minimum` to `maximum`, or `default` if the field is absent; note it as read. Null means
-        the default if `nullable`, or if the config does not refuse nulls. Raises ConfigError for another value, and for
-        an absent field without a default."""
+        the default if `nullable` (except in `defaulted` fields), or if the config does not refuse nulls. Raises
+        ConfigError for another value, and for an absent field without a default."""
         value = self._value(name, default, nullable)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.bad(name, f"an integer from {minimum} to {maximum}")
@@ -118,8 +118,8 @@ class ConfigFile:
 
     def number(self, name: str, default: float | None = None, *, nullable: bool = False) -> float:
         """Read a finite number above 0 as a float, or `default` if the field is absent; note it as read. Null means the
-        default if `nullable`, or if the config does not refuse nulls. Raises ConfigError for another value, and for an
-        absent field without a default."""
+        default if `nullable` (except in `defaulted` fields), or if the config does not refuse nulls. Raises ConfigError
+        for another value, and for an absent field without a default."""
         value = self._value(name, default, nullable)
         # Not isfinite: an integer may be more than a float holds.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
@@ -137,9 +137,9 @@ class ConfigFile:
         return value
 
     def text(self, name: str, default: str | None = None, *, nullable: bool = False) -> str:
-        """Read a string, or `default` if the field is absent; note it as read. Null means the default if `nullable`, or
-        if the config does not refuse nulls. Raises ConfigError for another value, and for an absent field without a
-        default."""
+        """Read a string, or `default` if the field is absent; note it as read. Null means the default if `nullable`
+        (except in `defaulted` fields), or if the config does not refuse nulls. Raises ConfigError for another value,
+        and for an absent field without a default."""
         value = self._value(name, default, nullable)
         if not isinstance(value, str):
             raise self.bad(name, "a string")
@@ -204,7 +204,7 @@ class ConfigFile:
 
     def _value(self, name: str, default: object, nullable: bool) -> object:
         """Return the field's value and note it as read. An absent field gives `default`. A null gives `default` too, if
-        `nullable` or the config does not refuse nulls; else None."""
+        the config does not refuse nulls, or if `nullable` and the field is not in `defaulted`; else None."""
         self.seen.add(name)
         value = self.fields.get(name)
         nullable = (nullable and name not in self.defaulted) or not self.refuses_null or name not in self.fields

@@ -59,7 +59,7 @@ _GATE: Final = "output_gate.weight"
 
 def parameter_specs(spec: ArchSpec) -> tuple[ParameterSpec, ...]:
     """Return all parameters that checkpoints of this model have, in a fixed order: embeddings, layers, final norm,
-    output head. A tied head has none of its own."""
+    output head. A tied head has no weight of its own."""
     found = [
         ParameterSpec("embed.weight", MODEL_WIDE, (spec.vocab_size, spec.hidden_size), _vocab(spec), "embed.weight")
     ]
@@ -112,7 +112,8 @@ def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[Paramet
     """Return the parameters of one layer's attention: query, key and value (packed as qkv), norms of heads, sinks,
     output gate and output projection.
 
-    Rows of queries and keys are reordered as RoPE needs. All are cut between heads.
+    Rows of queries and keys are reordered as RoPE needs. Linear layers are cut between heads. Norms, sinks and the
+    output projection's bias are replicated.
     """
     hidden, order = spec.hidden_size, head_order(attention.rope, attention.head_dim)
     query = Partition("column", 0, attention.head_dim, attention.heads)
@@ -142,7 +143,8 @@ def _attention(spec: ArchSpec, attention: Attention, index: int) -> list[Paramet
 
 def _qk_norm(attention: Attention, norm: QkNormSpec, index: int, order: tuple[int, ...]) -> list[ParameterSpec]:
     """Return the weights, and the biases if there are any, of the norms over query heads and over key heads. They have
-    one head's size, or that of all heads by granularity, with dimensions in `order`."""
+    one head's size, or that of all heads by granularity, with dimensions in `order`, and are replicated. With the
+    granularity `each_head`, files have them as [heads, D]."""
     found = []
     for part, heads in (("q", attention.heads), ("k", attention.kv_heads)):
         for kind in ("weight", *("bias",) * norm.bias):

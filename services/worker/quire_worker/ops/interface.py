@@ -198,7 +198,7 @@ class Ops(Protocol[P]):
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
         """Compute attention: query [R, Q * D] -> [R, Q * D]. A row at position p sees the positions up to p of its
-        sequence that the rules allow. scores = softcap(query . key * score_scale). Padding rows are zero."""
+        sequence that the rules allow. scores = softcap(query . key * score_scale). Padding rows may have any value."""
         ...
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
@@ -214,7 +214,7 @@ class Ops(Protocol[P]):
         ...
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """Compute logits [R, V] float32 from [R, H], soft-capped if softcap is not 0."""
+        """Compute logits [R, V], float32 or of the type of x, from x [R, H], soft-capped if softcap is not 0."""
         ...
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:

@@ -13,21 +13,22 @@ _MOST_SHAPES = 256
 class Scratch:
     """Named float32 buffers that grow and never shrink. A buffer is valid until the next call with its name.
 
-    The same tensor is returned each time for a name and shape, as long as the buffer does not grow.
+    Buffers of different names share no memory. A name and shape get the same tensor object again, until any buffer
+    grows or 256 such objects are kept.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
         self._taken: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.replaced = 0
-        """The number of buffers that larger buffers have replaced so far."""
+        """The number of allocations so far, including the first one of each name."""
 
     def buffer(self, name: str, *shape: int) -> Tensor:
         """Return the named buffer's memory as a contiguous float32 tensor of the shape. It holds old values, or zeros
         after it was allocated.
 
-        A buffer that is missing or too small is allocated anew, and `replaced` counts this. Tensors of all names are
-        then forgotten, and made again.
+        A buffer that is missing or too small is allocated anew, and `replaced` counts this. The tensor objects of all
+        names are then made anew; the other buffers keep their memory.
         """
         taken = self._taken.get((name, shape))
         if taken is not None:

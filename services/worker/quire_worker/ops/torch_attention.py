@@ -34,7 +34,8 @@ def paged_attention(
 
 def _gather_queries(query: Tensor, group: Group, shape: HeadShape, scratch: Scratch) -> Tensor:
     """Return a group's queries [sequences * K, rows, D], times the score scale, in scratch memory. The rows of a KV
-    head are pairs of a token and a query head of its group. Padding rows are zero."""
+    head are pairs of a token and a query head of its group. Rows after the group's tokens are zero; padding tokens
+    repeat the query of a sequence's last token."""
     per_kv = shape.heads // shape.kv_heads
     sequences = group.source.numel() // group.tokens
     real = group.tokens * per_kv
@@ -85,7 +86,7 @@ def _attend(
 
 def _position_bias(slopes: Tensor, group: Group, block: Block, tile_size: int, shape: HeadShape) -> Tensor:
     """Return [tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block, slope * (key position -
-    query position)."""
+    query position). The rows are the group's real rows from the block's first row on."""
     per_kv = shape.heads // shape.kv_heads
     key = torch.arange(block.begin, block.begin + block.tiles * tile_size).view(block.tiles, 1, 1, 1, tile_size)
     query = torch.from_numpy(group.position[: block.sequences]).repeat_interleave(per_kv, dim=1)[:, block.first_row :]
@@ -105,11 +106,13 @@ def _block(
     real: int,
     scratch: Scratch,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attend to a block of key tiles. Return for each tile: the largest score so far, the sum of weights exp(score -
-    largest) and the sum of values times weights.
+    """Attend to a block of key tiles. Return for each tile: the largest score so far (at least LEAST), the sum of
+    weights exp(score - largest) and the sum of values times weights.
 
-    `before` is the largest score of earlier blocks, or None. Scores are soft-capped, then `bias` and `masks` are added.
-    All results have the shape [tiles, items, rows, .]; the last is scratch memory.
+    `query` [items, rows, D] has the rows from the block's first row on, for sequences times KV heads as items. `real`
+    is the group's number of rows without padding. `before` is the largest score of earlier blocks, or None. Scores are
+    soft-capped, then `bias` and `masks` are added. All results have the shape [tiles, items, real rows, .]; the last is
+    scratch memory.
     """
     items, rows, head_dim = query.shape
     live_rows = real - block.first_row

@@ -200,7 +200,9 @@ class _Planner:
     def _runs(self, end: Int32, tiles: int, rows: int) -> list[tuple[int, int, int]]:
         """Return (first tile, number of tiles, number of sequences that reach them) for each block.
 
-        A block joins neighbouring tiles that the same sequences reach, as long as it has at most _BLOCK_SCORES scores.
+        A block joins neighbouring tiles that the same sequences reach, as long as together they have at most
+        _BLOCK_SCORES scores; a single tile may have more. `end` is the number of keys of each sequence, and `rows` is
+        the number of query rows per KV head.
         """
         reached = np.count_nonzero(end[None, :] > np.arange(tiles)[:, None] * self.tile, axis=1).tolist()
         runs: list[tuple[int, int, int]] = []

@@ -54,8 +54,8 @@ class TorchOps:
         self._scratch = Scratch()
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> Weight:
-        """Return a dense weight unchanged, and another one converted to float32. Measure now, once per shape, whether
-        GEMMs of this shape depend on the number of rows. `embeds` changes nothing."""
+        """Return a StoredWeight as a dense one in float32, and any other weight unchanged. Measure now, once per shape,
+        whether GEMMs of this shape depend on the number of rows. `embeds` changes nothing."""
         shape = weight.outputs, weight.inputs
         if shape not in self._in_blocks:
             self._in_blocks[shape] = gemm_depends_on_rows(*shape)
@@ -82,7 +82,7 @@ class TorchOps:
         return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
-        """Return the tokens' rows of the weight times `scale`, [R, H]."""
+        """Return the tokens' rows of the weight times `scale`, [R, H]. Raises TypeError unless the weight is dense."""
         rows = as_dense(weight).data.index_select(0, token)
         return rows if scale == 1.0 else rows.mul_(scale)
 

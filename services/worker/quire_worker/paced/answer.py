@@ -68,8 +68,9 @@ def paced_tokens(
     processors: LogitsProcessors = _NO_PROCESSORS,
     grammar: Callable[[list[int]], TokenMask] | None = None,
 ) -> PacedAnswer:
-    """Compute the output of the made-up model for a sequence that nothing disturbs, up to a stop id, a repetition or a
-    length limit. `output_ids` were emitted before a migration: they count as output and are not repeated.
+    """Compute the output of the made-up model for a sequence that nothing disturbs, up to a stop id, a length limit or
+    a repetition. The facts' eos tokens are stop ids too, unless `ignore_eos`. With `max_tokens` 0 there is no token,
+    and the reason is LIMIT. `output_ids` were emitted before a migration: they count as output and are not repeated.
     `max_model_len` 0: the length of the facts. `grammar` returns the mask that follows the given output tokens."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()

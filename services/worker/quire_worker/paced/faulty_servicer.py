@@ -40,7 +40,7 @@ class FaultyServicer(WorkerServicer):
                 yield report
 
     def _spoil(self, report: worker_pb2.Report) -> bool:
-        """Count the Report's steps, and apply the faults whose step has come. `wrong-epoch` gives the Report another
+        """Note the Report's last step, and apply the faults whose step has come. `wrong-epoch` gives the Report another
         boot id. Returns False if the Report must be withheld (`silent`)."""
         steps = len(i64(report.step_applied, "step_applied"))
         if steps:

@@ -99,8 +99,8 @@ def mix(x: int) -> int:
 
 def resample(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
     """Mix x again until its token is not blocked. Returns x and the token; both are unchanged if the token is not
-    blocked at first. After RESAMPLES tries the token is the lowest id that is not blocked. `blocked` has an item for
-    each id."""
+    blocked at first. After RESAMPLES tries the token is the lowest id that is not blocked, or 0 if all are. `blocked`
+    has an item for each id."""
     token = token_of(x, len(blocked))
     for _ in range(RESAMPLES):
         if not blocked[token]:

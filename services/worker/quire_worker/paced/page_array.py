@@ -16,7 +16,7 @@ BYTES_PER_TOKEN = 8
 
 class PageArray:
     """Pages as two views of one array. `states` has an item for each place in the pool, page * page_size + offset, for
-    the runner. Page moves read and write pages as bytes."""
+    the runner. Page moves read and write pages as bytes. Raises ConfigError for fewer than two pages."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2:

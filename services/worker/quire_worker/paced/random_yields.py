@@ -68,7 +68,7 @@ class RandomYields:
 
 def _one_row_each(batch: StepBatch, sequences: NDArray[np.intp], token: Int64, position: Int32) -> StepBatch:
     """Return a step in which each of these sequences has one token at one position, and samples the next token. It has
-    no drafts, logprobs, controls or grammars."""
+    no drafts, logprobs, controls or grammars; blocked ids stay."""
     chosen = select_sequences(batch, sequences.tolist())
     return dataclasses.replace(
         chosen,

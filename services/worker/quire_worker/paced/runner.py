@@ -43,8 +43,8 @@ class _Sampled(NamedTuple):
 
 
 class PacedRunner:
-    """A step takes `step_ms`, and `prefill_us_per_token` more for each prompt token in it. With 0 and 0, steps take no
-    time."""
+    """A step takes `step_ms`, and `prefill_us_per_token` more for each token of a sequence that computes several, not
+    counting drafts. With 0 and 0, steps take no time."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class PacedRunner:
     def run(self, batch: StepBatch) -> StepOutput:
         """Carry out this step's faults, compute its tokens at once, and wait until the step's planned end. The time is
         that of a step, of its prompt tokens and of faults. Then fetch the masks of grammars and sample these rows
-        again, as late as a real model. Sequences without a first mask are reported as held."""
+        again, as late as a real model. A sample that follows a draft and lacks its mask is HELD; sequences without a
+        first mask are reported as held."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.apply_faults(self.steps)

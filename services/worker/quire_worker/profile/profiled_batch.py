@@ -31,8 +31,8 @@ def profiled_batch(
     sampling: Sampling = _GREEDY,
 ) -> StepBatch:
     """Make a batch of `decodes` sequences at `context` tokens, the computed one included, and, unless `prompt` is 0, a
-    fresh prompt. Every row samples. Token ids and pages are random, but the same each time. Raises ConfigError for too
-    few pages, or nothing to do."""
+    fresh prompt. Every sequence samples. Token ids and pages are random, but the same each time. Raises ConfigError for
+    too few pages, or nothing to do."""
     position: Int32 = np.array([context - 1] * decodes + [0] * bool(prompt), np.int32)
     count: Int32 = np.array([1] * decodes + [prompt] * bool(prompt), np.int32)
     if not len(count):

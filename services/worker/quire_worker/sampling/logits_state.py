@@ -151,7 +151,7 @@ class LogitsState:
 
     def repeats(self, token: int) -> bool:
         """Whether the sequence ends by repetition with this token, which was sampled and is not fed yet. Always False
-        without a rule, and until the output has `min_tokens` tokens."""
+        without a rule, and until the output, this token included, has `min_tokens` tokens."""
         rule = self._repetition_rule
         if rule is None or len(self._output) + 1 < self._min_tokens:
             return False

@@ -41,8 +41,8 @@ _NEAR = 256
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     """Sample a token id for each row of logits [N, V] float32, by the definition above. The logits stay unchanged.
 
-    A row whose own largest logit is not finite gets DAMAGED. A row of which bans, controls or a grammar leave no finite
-    logit gets NOTHING_LEFT.
+    A row whose largest logit is not finite after bans, controls and grammar gets DAMAGED if its largest raw logit is
+    not finite either, else NOTHING_LEFT. A row with a grammar also gets DAMAGED if only the raw one is not finite.
     """
     raw = logits
     if columns.blocked or columns.controls or columns.masks:

@@ -49,7 +49,8 @@ def parse_descriptors(
     argv: Sequence[str], program: str, description: str | None, more: Sequence[str] = ()
 ) -> argparse.Namespace:
     """Parse the flags of a process: its parent's id, and inherited descriptors: the socket, the ring, and the optional
-    ones of `more`. Also ignore SIGINT and SIGTERM from now on, and have this process end with its parent."""
+    ones of `more`. Also ignore SIGINT and SIGTERM from now on, and have this process end with its parent (see
+    `end_with`)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog=program, description=description)
@@ -104,9 +105,9 @@ def frames_of(sock: socket.socket, kinds: type[enum.IntEnum]) -> Iterator[Frame]
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit at once if the parent has ended already. The signal
-    comes when the *thread* that started this process ends: ProcessLink's, which lives as long as the worker wants the
-    process."""
+    """On Linux, have the kernel kill this process when its parent ends. Exit at once, with EXIT_ORPHANED, if the parent
+    has ended already. The signal comes when the *thread* that started this process ends: ProcessLink's, which lives as
+    long as the worker wants the process."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

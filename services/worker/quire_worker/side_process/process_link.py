@@ -2,7 +2,8 @@
 effects of the frames.
 
 One thread starts the process, reads from it, and starts another when it ends or hangs. Each process with its frames is
-one *incarnation*: a frame for one incarnation is never sent to a later one.
+one *incarnation*: a frame for one incarnation is never sent to a later one. The first has the number 1, and each
+ProcessLost ends one.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class ProcessLink:
 
     def send(self, incarnation: int, frame: Frame) -> bool:
         """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
-        process is gone or was given up. Never blocks. A process that leaves more than MAX_BACKLOG_BYTES unread is
-        replaced."""
+        process is gone or was given up. True does not mean that the frame arrives. Never blocks. A process that leaves
+        more than MAX_BACKLOG_BYTES unread is replaced."""
         data = frame.pack()
         with self._lock:
             if self._socket is None or incarnation != self._incarnation or self._giving_up:
@@ -153,9 +154,9 @@ class ProcessLink:
         os.close(self._wake_fd)
 
     def _main(self) -> None:
-        """Run one process after another, on the link's thread, until `close`. When one ends, queue ProcessLost, call
-        `on_lost`, and wait before the next: 0.1 s, twice as long (at most 5 s) after each process that did not live for
-        10 s."""
+        """Run one process after another, on the link's thread, until `close`. When one ends, call `on_lost`, log a
+        warning, queue ProcessLost, call `on_frames`, and wait before the next: 0.1 s, twice as long (at most 5 s) after
+        each process that did not live for 10 s."""
         # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
@@ -228,7 +229,8 @@ class ProcessLink:
 
     def _serve_process(self, sock: socket.socket) -> str:
         """Exchange frames and pings with the process until it ends, hangs (too many pings in a row unanswered), is
-        given up, or the link closes. Returns the reason; empty if the link closes."""
+        given up, or the link closes. Returns the reason; empty if the link closes. Raises WireError for bytes that are
+        no frame."""
         poll, reader, timeouts = select.poll(), FrameReader(self._kind.frames), self._timeouts
         poll.register(self._wake_fd, select.POLLIN)
         limit, unanswered = timeouts.start_pings, 0

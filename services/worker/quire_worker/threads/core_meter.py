@@ -36,8 +36,8 @@ class CoreMeter:
 
     def measure_interval(self) -> Interval:
         """Measure the time since the last call. Returns the cores that this process's threads wanted, the share of
-        their runnable time in which they waited for one, and the idle cores. Threads that began since then are left
-        out."""
+        their runnable time in which they waited for one, and the idle cores. Threads that began or ended since then are
+        left out."""
         before = self._threads
         self._list_threads()
         self._threads = dict(self._counters())

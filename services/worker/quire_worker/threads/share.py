@@ -81,9 +81,10 @@ class ThreadShare:
 
     def observe(self, interval: Interval, pace: Pace) -> None:
         """Process the interval that has just ended, and its steps: end a trial, or begin one. Half the threads are
-        tried after two intervals in a row in which threads waited too long for cores. Twice as many are tried after
-        enough intervals with idle cores, or long after the last trial. Only this method changes `threads`. Intervals in
-        which the process wanted almost no core are ignored."""
+        tried after two intervals in a row in which threads waited too long for cores, unless such a trial failed a
+        short time ago. Twice as many, up to `most`, are tried after enough intervals with idle cores, or long after the
+        last trial. Only this method changes `threads`. Intervals in which the process wanted almost no core are
+        ignored."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1

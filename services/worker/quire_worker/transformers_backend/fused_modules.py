@@ -59,7 +59,8 @@ def _merged(module: nn.Module, ops: Ops[Any]) -> dict[str, nn.Module]:
 
 def find_fused(module: nn.Module, ops: Ops[Any]) -> nn.Module | None:
     """Return a module that computes the same as `module` by Quire's kernels: a linear layer, an RMS norm or a gated
-    MLP. None if there is none, or if results for random rows differ by more than the tolerance."""
+    MLP. None if there is none, or if the results of a norm or MLP for random rows differ by more than the tolerance; a
+    linear layer is not compared."""
     if type(module) is nn.Linear:
         return FusedLinear(module, ops)
     candidates: list[_RowModule] = [*_norms(module, ops), *_mlps(module, ops)]

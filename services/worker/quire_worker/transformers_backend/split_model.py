@@ -23,7 +23,8 @@ class SplitModel:
 
     def hidden(self, token: Tensor, position: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """Run the layers: token, position [R] int64 -> hidden [R, H]. Without positions, the rows are one sequence, and
-        the model numbers them. `mask`: [1, R] of ones makes transformers ask for a mask of each layer."""
+        the model numbers them. `mask`: [1, R] of ones makes transformers ask for a mask of each layer. The head learns
+        the class of the layers' output here, so a call of `hidden` must come before `logits`."""
         output = self.layers(
             input_ids=token[None],
             position_ids=None if position is None else position[None],
@@ -48,7 +49,7 @@ class SplitModel:
 
     def replace_modules(self, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
         """Replace the modules of the layers for which `replacement` returns another one. Modules inside of a replaced
-        one are not asked. Returns how many were replaced."""
+        one are not asked, nor are the layers as a whole. Returns how many were replaced."""
         replaced: list[str] = []
         # By name: a list of the modules would keep the weights of those that were replaced.
         for name in [name for name, _ in self.layers.named_modules() if name]:

@@ -41,8 +41,9 @@ def load_checkpoint(
     """Fill the store with the checkpoint's tensors, copied by several threads in the order of the files. Returns a
     digest of the weights that does not depend on how they are sharded.
 
-    Raises ConfigError for tensors that are missing, left over or of the wrong shape, before any data is read.
-    `progress` gets (done bytes, total bytes).
+    Before any data is copied, raises ConfigError for tensors that are missing, left over or of the wrong shape, or a
+    head that differs from the tied embedding, and Unsupported for types of numbers that are not supported. `progress`
+    gets (done bytes, total bytes).
     """
     found = _match(checkpoint, specs, family)
     total = sum(entry.num_bytes for _, _, entry in found)
@@ -58,10 +59,10 @@ def load_checkpoint(
 
 
 def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int, progress: Progress) -> bytes:
-    """Fill the store with random weights, rounded to bfloat16: norm weights near 1, all others near 0 with standard
-    deviation 0.02. Returns a digest of seed and shapes.
+    """Fill the store with normally distributed numbers of standard deviation 0.02, rounded to bfloat16: around 1 for
+    weights and biases of norms, around 0 for all others. Returns a digest of seed and shapes.
 
-    A parameter's values depend only on the seed, its own name and shape, and the kind of device.
+    A parameter's values depend only on the seed, its own role, layer and shape, and the kind of device.
     """
     total = sum(store.destination(spec).nbytes for spec in specs)
     done = 0

@@ -17,9 +17,9 @@ _WORTH_TIME = 2
 
 
 class GraphCache(Generic[T]):
-    """Only items of `sizes` are made, `most` of them in all. The `first` sizes are made in advance, in this order. Any
-    other size is queued for idle time when it is wanted for the second time, and made at once when it is wanted for the
-    `wants`-th time."""
+    """Only items of `sizes` are made, `most` of them in all. The `first` sizes are queued at the start, in this order,
+    for `capture_next`. A size that has no item yet is queued, before all others, when it is wanted for the second time,
+    and made at once when it is wanted for the `wants`-th time."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class GraphCache(Generic[T]):
 
     def find(self, wanted: StepSize) -> T | None:
         """Return the item of the smallest size that suits `wanted`. If that item does not exist yet, it is made now if
-        it was wanted often enough. Otherwise the smallest existing item that suits is returned; None: there is none."""
+        this is the `wants`-th time that it is wanted. Otherwise the smallest existing item that suits is returned;
+        None: there is none."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()

@@ -51,9 +51,9 @@ class _EagerAttention(NamedTuple):
     """Whether the projection is added to what `result` holds."""
 
     def project(self, begin: int, end: int, attended: Tensor) -> None:
-        """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the gate, if there
-        is one, and by the weight of the output projection. The result goes into these rows of `result` or, with `adds`,
-        is added to them."""
+        """Multiply `attended`, which is attention's output for rows `begin` to `end` (exclusive), by the sigmoid of the
+        gate in place, if there is a gate, and then by the weight of the output projection. The result goes into these
+        rows of `result` or, with `adds`, is added to them."""
         if self.gate is not None:
             sigmoid_gate(attended, self.gate[begin:end], pdl=False)
         if self.adds:
@@ -63,7 +63,8 @@ class _EagerAttention(NamedTuple):
 
 
 class StepGraph:
-    """Captures when made, on the current stream; in pieces where the layout knows of fresh chunks."""
+    """Captures when made, on the current stream; in pieces where the layout knows of fresh chunks. Before that, a step
+    of padding runs once, so that its kernels are compiled; it overwrites the body's `uploaded`."""
 
     def __init__(self, body: StepBody, layout: StepLayout, recorder: Recorder) -> None:
         self.layout = layout

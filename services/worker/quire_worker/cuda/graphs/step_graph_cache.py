@@ -61,8 +61,9 @@ class StepGraphCache:
         )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """Return the smallest captured step that suits the wanted size, whole, or in pieces for steps of many rows. If
-        it is missing, capture it now, unless captures are postponed. None: there is none. `fresh`: torch's attention
+        """Return the smallest captured step that suits the wanted size: a whole one or, if none suits and there are
+        more than MOST_PADDED_ROWS prefill rows, one in pieces. If the smallest is missing, it is captured now, or, if
+        its capture is postponed, the smallest existing one is returned. None: there is none. `fresh`: torch's attention
         computes some chunk, so only steps in pieces suit."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:

@@ -26,7 +26,8 @@ _MAPPED = 2  # cudaHostRegisterMapped
 
 
 class RingMapping:
-    """On the CPU, it has the ring's own address. Raises ConfigError if the driver cannot map the ring."""
+    """`ring` has the address at which the device reads the matcher's ring; on the CPU, this is the ring's own address.
+    Raises ConfigError if the driver cannot map the ring."""
 
     def __init__(self, ring: MaskRing, device: torch.device) -> None:
         self._unregister: Callable[[], object] = lambda: None

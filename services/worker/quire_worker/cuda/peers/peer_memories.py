@@ -27,8 +27,8 @@ IDLE_S = 2.0
 
 
 class PeerMemories:
-    """By descriptor. `drain` waits until the device reads none of them. Used by the model thread and by the one that
-    calls `close_idle`."""
+    """The open page pools, by descriptor. `drain` waits until the device reads none of them. Used by the model thread
+    and by the one that calls `close_idle`."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class PeerMemories:
     @contextlib.contextmanager
     def using(self, descriptor: bytes) -> Iterator[PeerMemory]:
         """Yield the memory that the descriptor names, which is opened at its first use. Reads are enqueued inside,
-        where it cannot be closed. Raises as PeerMemory."""
+        where no other thread can close or open a memory. Raises InvalidArgument for a bad descriptor, Unavailable if
+        the driver cannot open the memory."""
         with self._lock:
             if descriptor not in self._open:
                 self._open[descriptor] = PeerMemory(IpcMemory.unpack(descriptor), self._page_bytes, self._driver())

@@ -77,8 +77,9 @@ def _grants(report: Report) -> set[int]:
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Join Reports, in order, into one: columns are concatenated; acknowledgements, counts and stalled slots are the
-    last Report's."""
+    """Join Reports, in order, into one: columns, errors and timings are concatenated; acknowledgements, counts and
+    stalled slots are the last Report's. `first_step` is that of the first Report with steps, else of the last Report. A
+    single Report is returned as it is."""
     if len(reports) == 1:
         return reports[0]
     last, first_tokens = reports[-1], accumulate((len(report.token) for report in reports), initial=0)

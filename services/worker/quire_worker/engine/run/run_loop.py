@@ -163,9 +163,10 @@ class RunLoop:
             self._refuse_remaining()
 
     def _run_once(self) -> bool:
-        """Launch the steps that may run, and queue at most one Report for the scheduler. Returns whether the engine has
-        nothing to do until the next item of the inbox. An engine error, or a scheduler that does not read, ends the
-        session."""
+        """Launch the steps that may run, and queue at most one Report for the scheduler, or a Flush if there is none
+        and nothing is in flight. Returns whether the engine has nothing to do until the next item of the inbox; True
+        without a session. An engine error, or a scheduler that does not read, ends the session and the run. If no slot
+        holds a sequence, the worker counts as vacant."""
         session, engine = self._session, self._engine
         if session is None:
             return True
@@ -241,8 +242,9 @@ class RunLoop:
             self._abort_session(as_quire_error(error))
 
     def _abort_session(self, error: QuireError | None) -> None:
-        """Close the present session, with the error if there is one, and begin another run of the engine, which clears
-        its slots."""
+        """Close the present session, with the error if there is one, and begin another run of the engine, which waits
+        for running steps and clears its slots. The worker then counts as vacant. Raises the errors of
+        `Engine.begin_run`."""
         self._end_session(error)
         epoch = self._engine.begin_run()
         self._vacant.set()

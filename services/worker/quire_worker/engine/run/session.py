@@ -78,9 +78,10 @@ class Session:
         self._room.release()
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
-        """Yield the frames for the scheduler, and block between them: the hello, then Reports. Reports that follow
-        within 1 ms are merged. Without any for 0.25 s, a heartbeat comes. Ends when the session is closed, or raises
-        the QuireError with which it was closed."""
+        """Yield the frames for the scheduler, and block between them: the hello, then Reports. Reports that come within
+        1 ms of the last frame are merged; a Flush sends them at once. After the hello, a heartbeat comes whenever no
+        frame was sent for 0.25 s. Ends when the session is closed, or raises the QuireError with which it was closed;
+        Reports queued before that still come."""
         bundle = ReportBundle()
         said: Report | None = None
         sent_s = clock() - REPORT_INTERVAL_S

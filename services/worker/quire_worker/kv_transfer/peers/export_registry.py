@@ -79,7 +79,8 @@ class ExportRegistry:
             export.offer(pages)
 
     def cancel_before(self, generation: int) -> None:
-        """End all exports of earlier generations, which peers find no more, and count the cancellation."""
+        """End all exports of earlier generations, which peers find no more, and count the cancellation. The engine gets
+        their slots, but no ENDED."""
         with self._lock:
             void = [export for export in self._exports.values() if export.job.generation < generation]
         for export in void:
@@ -87,7 +88,8 @@ class ExportRegistry:
         self._count_cancellation()
 
     def cancel_job(self, number: int) -> None:
-        """End the export of job `number`, if it is here, and count the cancellation."""
+        """End the export of job `number`, if it is here, and count the cancellation in any case. The engine gets its
+        slots, but no ENDED."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:

@@ -51,9 +51,9 @@ class PeerAccess:
 
     @classmethod
     def from_move(cls, move: PageMove, hosts: PeerHosts) -> PeerAccess:
-        """Read a pull's ticket: the peer's addresses, its lease key, and whether its memory can be opened. Addresses
-        that are malformed or that `hosts` refuses, and sockets of another host, are left out; `refusals` has the errors
-        of refused ones."""
+        """Read a pull's ticket: the addresses of the peer's rank 0, its lease key, and whether its memory can be
+        opened. Addresses that are malformed or that `hosts` refuses, and sockets of another host, are left out;
+        `refusals` has the errors of refused ones."""
         tcp, grpc, socket = None, None, ""
         refusals: list[QuireError] = []
 
@@ -86,7 +86,7 @@ def memory_of(move: PageMove) -> bytes:
 
 
 def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
-    """Those of the group's only rank."""
+    """Return the addresses of rank 0, a group's only rank."""
     return [address for address in addresses if address.rank == 0]
 
 

@@ -39,7 +39,7 @@ class _Entry:
 
     def covers(self, host: str, port: int) -> bool:
         """Whether this entry permits the address. A network permits literal addresses in it, `*.domain` all names below
-        the domain, another name itself, in any case. A port of the entry must be equal."""
+        the domain, another name itself; capital and small letters are the same. A port of the entry must be equal."""
         if self.port not in (0, port):
             return False
         if self.network is not None:
@@ -70,8 +70,8 @@ class PeerHosts:
 
 def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, ...]:
     """Return the entries of --peer-hosts. Without the option: this host alone, by the names that this worker has for it
-    in its flags and its `own` addresses. If one of these is a loopback name, all loopback addresses are added. Raises
-    ConfigError for an invalid entry of the option, or a malformed address in the flags."""
+    in its flags and its `own` addresses, without wildcards. If one of these is a loopback name, all loopback addresses
+    are added. Raises ConfigError for an invalid entry of the option, or a malformed address in the flags."""
     if config.peer_hosts:
         PeerHosts(config.peer_hosts)  # what is wrong with them is to end the start, not every pull
         return config.peer_hosts

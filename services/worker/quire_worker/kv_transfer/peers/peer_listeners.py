@@ -40,8 +40,9 @@ _BACKLOG = 256
 
 
 class PeerListeners:
-    """Opens the sockets at once. `addresses` go into the worker's hello. Raises ConfigError if a port cannot be opened,
-    --peer-hosts has an invalid entry, or the transport's package is missing."""
+    """Opens the sockets at once, but none if --peer-listen is off, or if the package cryptography is missing, which is
+    logged. `addresses` go into the worker's hello. Raises ConfigError if a port cannot be opened, --peer-hosts has an
+    invalid entry, or the transport's package is missing."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
@@ -105,8 +106,8 @@ class PeerListeners:
             self._reserved.close()
 
     def _open_unix(self) -> None:
-        """Listen on an abstract Unix socket with a random name, and advertise it; a host without a boot id gets
-        none."""
+        """Listen on an abstract Unix socket with a random name, and advertise it. On a host without a boot id, log a
+        warning and open none."""
         host = boot_id()
         if not host:
             log.warning("workers of this host pull pages over TCP: the system has no boot id")

@@ -145,7 +145,8 @@ class PeerSession(ServedSession["Export"]):
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer a request for pages by naming their places in the ring, then send END. Each page is named as soon as
         it is in the ring, with the next pages that are there too. The peer copies them. A slot is kept until the peer
-        has confirmed that it has the page. However that ends, all slots go back to the engine."""
+        has confirmed that it has the page; at most `window` slots of the ring are kept at once. However that ends, all
+        slots go back to the engine, and this session is the holder no more."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)
@@ -218,10 +219,10 @@ class PeerSession(ServedSession["Export"]):
         return slots
 
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer LOCATE: wait until the requested page is filled, with signs of life to the peer. Then send the places
-        of this page and of filled pages after it (4096 at most) in the engine's own memory. The peer reads them by
-        itself. Raises InvalidArgument if the export has no such page, DataConnectionError if the frame has a
-        payload."""
+        """Answer LOCATE: wait until the requested page is filled, as the export's holder, with signs of life to the
+        peer. Then send the places of this page and of filled pages after it (4096 at most) in the engine's own memory.
+        The peer reads them by itself. Raises InvalidArgument if the export has no such page, DataConnectionError if the
+        frame has a payload, NotFound if the export is over, and the errors of `_until`."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")

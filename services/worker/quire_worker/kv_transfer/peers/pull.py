@@ -102,15 +102,18 @@ class Pull:
         return undelivered
 
     def cancel(self) -> None:
-        """Cancel the pull, from any thread: abort its connections, and wake its thread if that waits for a fetch."""
+        """Cancel the pull, from any thread: abort its connections, and wake its thread if that waits for a fetch by the
+        engine. The PullManager wakes a thread that waits for a slot."""
         self._cancelled.set()
         self.direct.look()
         for link in self._links:
             link.abort()
 
     def run(self) -> int:
-        """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on, each being what
-        its key says. Cancellation, a wrong page and a QuireError end the pull early; they are logged, not raised."""
+        """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on. Pages that came
+        through the ring were checked against their keys. Before it returns, the engine is told of all pages in slots,
+        and an unfilled slot is given back. Cancellation, a wrong page and a QuireError end the pull early; they are
+        logged, not raised."""
         for refusal in self._transfer.access.refusals:
             log.warning("an address of a ticket is not dialled", code=refusal.code, error=str(refusal))
         try:
@@ -139,9 +142,10 @@ class Pull:
             transport.close()
 
     def _fetch_with_retries(self) -> None:
-        """Try all transports, in rounds, until all pages have landed; stop after MAX_FRUITLESS_ROUNDS rounds in a row
-        that brought no page, or when the pull is cancelled. An export or server that may not be there yet is waited
-        for, for about EXPORT_WAIT_S. Raises NotFound if the peer refuses."""
+        """Try all transports, in rounds, until all pages have landed. Stop after MAX_FRUITLESS_ROUNDS rounds in a row
+        that brought no page, when the peer falls silent, or when the pull is cancelled. As long as no page has come, an
+        export or a gRPC server that may not be there yet is waited for, for about EXPORT_WAIT_S. Otherwise raises
+        NotFound if the peer refuses; PageCorrupt and TransferCancelled pass through."""
         first_told_s: float | None = None
         began_s, fruitless = time.monotonic(), 0
         while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:
@@ -165,15 +169,16 @@ class Pull:
             fruitless = fruitless + 1 if self._sink.received_pages == before else 0
 
     def _try_all_transports(self) -> bool:
-        """Try the transports in turn; returns True if there is nothing more to try: all pages have come, or the peer is
-        silent."""
+        """Try the transports in turn; returns True if there is nothing more to try: all pages have come, or the peer
+        was silent towards one of them."""
         self._met_silence = False
         used = self._fallback.try_in_turn(self._transports, self._transfer.access.route, self._fetch)
         return used is not None or self._met_silence
 
     def _fetch(self, transport: FetchTransport[PeerAccess]) -> None:
         """Fetch what is missing by one transport. If any page came, note that transport as the one used last. Raises
-        TransportError, after the unfilled slot was given back and a silent peer was noted."""
+        TransportError, after the unfilled slot was given back and a silent peer was noted. The next gRPC call then
+        waits for a server only if this error was silence."""
         before = self._sink.received_pages
         try:
             transport.fetch(self._transfer, self._sink)

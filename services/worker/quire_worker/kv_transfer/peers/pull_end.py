@@ -42,8 +42,8 @@ class PullEnd:
 
 
 class PoolPageSink:
-    """The pull's thread calls `fetch` and `keep`; any thread may call the other methods. `sink` counts the pages of all
-    transports."""
+    """The pull's thread calls `fetch`, `keep`, `keep_last` and `drop`; any thread may call `fetched` and `look`. `sink`
+    counts the pages of all transports."""
 
     def __init__(self, job: Job, sink: RingPageSink, send: Send, is_cancelled: Callable[[], bool]) -> None:
         self._job = job
@@ -60,9 +60,9 @@ class PoolPageSink:
         return self._sink.received_pages + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Have the engine copy the next pages of the pull from the pages `places` of the peer's memory, and wait until
-        it has. They count as received only after `keep` or `keep_last`. Raises TransferCancelled if the pull is
-        cancelled, and TransportError if the engine cannot read that memory."""
+        """Have the engine, by a FETCH frame, copy the next pages of the pull from the pages `places` of the peer's
+        memory, and wait for its answer. They count as received only after `keep` or `keep_last`. Raises
+        TransferCancelled if the pull is cancelled, and TransportError if the engine has not copied all of them."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
@@ -75,7 +75,8 @@ class PoolPageSink:
             self._fetched += len(places)
 
     def keep(self) -> None:
-        """Count the fetched pages as received, and tell the engine that the lease held until after the last fetch."""
+        """Count the fetched pages as received and, if there are any, tell the engine by KEPT that the lease held until
+        after the last fetch."""
         self._sink.skip_pages(self._fetched)
         self._send_kept(self._fetched)
 

@@ -45,8 +45,8 @@ class PullManager:
         self._connection_pool = ConnectionPool()
 
     def start_job(self, job: Job) -> None:
-        """Start a pull on a thread of its own. If the system has no thread left, the pull ends at once, without
-        pages."""
+        """Start a pull on a thread of its own. If the system has no thread left, this is logged, and the pull ends at
+        once: the engine is told that no page came."""
         pull = Pull(job, self, self._context, self._hosts, self._maps, self._fallback, self._connection_pool)
         with self._changed:
             self._pulls[job.number] = pull
@@ -82,8 +82,9 @@ class PullManager:
             pull.direct.fetched(pages)
 
     def take_slot(self, job: Job) -> int:
-        """Take a free slot for the pull's next page. If there is none, report the pages that have landed to the engine,
-        and wait. Raises TransferCancelled if the pull is cancelled meanwhile."""
+        """Take a free slot for the pull's next page. If there is none, report the pull's landed pages to the engine,
+        and wait. Raises TransferCancelled if the pull was cancelled, also before the call. The pull's thread alone
+        calls this."""
         with self._changed:
             pull = self._pulls[job.number]
             if not self._free:
@@ -95,7 +96,7 @@ class PullManager:
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
         """Record that a page has landed in a slot. The engine is told of several such pages at a time, since each frame
-        wakes it."""
+        wakes it: of BATCH_BYTES, or of an eighth of the slots if that is more."""
         pull = self._pulls[job.number]
         if pull.add_undelivered(index, slot) >= self._batch:
             self._deliver(pull)

@@ -68,7 +68,8 @@ def shut(end: socket.socket) -> None:
 
 
 class TunnelDialer:
-    """Implements Dial. If the server does not listen yet, waits for it, as long as for an answer."""
+    """Implements Dial. If the server does not listen yet, a call waits for it, as long as for an answer, unless
+    `expect_server` has said that no server is starting."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
@@ -80,7 +81,9 @@ class TunnelDialer:
         self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:
-        """Return a new connection, after its handshake. Raises PeerUnreachable if no greeting comes."""
+        """Start a gRPC call to the host and port, and a thread that carries its bytes; return the data connection in
+        this call, after the handshake. `frame_s` is the longest silence on it. Raises PeerUnreachable if no greeting
+        comes, and ValueError for the name of a Unix socket."""
         if isinstance(address, str):
             raise ValueError("gRPC is for hosts and ports")
         began_s = time.monotonic()

@@ -58,7 +58,8 @@ class Exchange:
         self.set_time_budget(size)
 
     def set_time_budget(self, size: int) -> None:
-        """From now on, allow the other side the time for `size` bytes."""
+        """From now on, allow the other side FRAME_S and the time for `size` bytes at FLOOR_BYTES_PER_S. Time spent
+        before does not count."""
         self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
 
     def send(
@@ -82,8 +83,8 @@ class Exchange:
 
     def receive_frame(self, *kinds: FrameKind) -> ReceivedFrame:
         """Wait for the next frame's head, which must be genuine and of one of these kinds. Raises NotFound if the other
-        side refuses the request, DataConnectionError for anything else. The payload, if any, is still to be
-        received."""
+        side refuses the request, DataConnectionError for anything else, after closing the descriptors that came. The
+        payload, if any, is still to be received."""
         started = self._in_time()
         frame = self.connection.receive()
         self._spent_since(started)
@@ -152,9 +153,10 @@ class DataLink:
     @contextlib.contextmanager
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
         """Context manager: yield an exchange with this address under a lease's key, on the kept connection or a new
-        one. `size`: the bytes of all its pages, which set its time budget. Connection errors become TransportError. Any
-        exception inside closes the connection. After NotFound and PageCorrupt only, the connection stays open, and the
-        caller closes it if frames are still to come."""
+        one. `size`: the bytes of all its pages, which set its time budget. Connection errors become TransportError.
+        After `abort`, a new connection is closed again, and TransferCancelled is raised. Any exception inside closes
+        the connection. After NotFound and PageCorrupt only, the connection stays open, and the caller closes it if
+        frames are still to come."""
         try:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
@@ -170,8 +172,8 @@ class DataLink:
             raise
 
     def abort(self) -> None:
-        """End the connection from another thread, so that a waiting thread notices. The link makes no further
-        connection."""
+        """End the connection from another thread, so that a waiting thread notices. Connections that the link makes
+        later are closed at once."""
         with self._lock:
             self._is_aborted = True
             if self._connection is not None:

@@ -36,7 +36,8 @@ def send_pages(
 ) -> None:
     """Send all remaining pages by `put(index, header, body)`, with MACs by `mac` if it is given, and wait until the
     store has taken them. Up to 8 MiB of pages (2 to 32) are sent ahead of the store's answers, TAKEN; each answer
-    releases a page."""
+    releases a page. Answers are also awaited as soon as one has arrived, and while the next page is not ready. Raises
+    the errors of `Exchange`."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // transfer.page_bytes))
     waiting: deque[int] = deque()
     for index in list(page_source.remaining):
@@ -63,7 +64,7 @@ def receive_parts(
 ) -> None:
     """Receive the sink's next page in parts, check it, and commit it. `frame` is its first part, which has arrived;
     `page` is its number at the sender. Raises DataConnectionError if a part is not what comes next, PageCorrupt if the
-    page is not what its key says."""
+    page is longer than a page or not what its key and MAC say."""
     index, came = sink.received_pages, 0
     while True:
         head = frame.head

@@ -74,7 +74,7 @@ class PeerNixl:
 
     def _fetch(self, exchange: Exchange, agent: NixlAgent, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Ask for the peer's NIXL metadata and its ring's address, then copy pages out of that ring as the peer shows
-        them."""
+        them. Raises DataConnectionError if the answer has no metadata."""
         exchange.send(FrameKind.AGENT)
         frame = next_but_alive(exchange, transfer.page_bytes, FrameKind.PLACED)
         told = bytearray(frame.head.length)

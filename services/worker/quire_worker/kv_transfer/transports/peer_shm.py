@@ -51,7 +51,7 @@ class PeerShm:
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Ask for a descriptor of the peer's ring, map it, and copy the remaining pages out of it, one at a time, as
-        the peer shows them."""
+        the peer shows them. Raises DataConnectionError if no descriptor comes."""
         exchange.send(FrameKind.MAP)
         frame = exchange.receive_frame(FrameKind.END)
         if not frame.fds:

@@ -69,8 +69,9 @@ def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: 
 
 
 def next_but_alive(exchange: Exchange, page_bytes: int, kind: FrameKind = FrameKind.PAGE) -> ReceivedFrame:
-    """Wait for the next frame of this kind, as long as the peer gives signs of life (ALIVE), which are skipped. After
-    each of them there is again time for `page_bytes`."""
+    """Wait for the next frame of this kind, as long as the peer gives signs of life (ALIVE), which are skipped. For the
+    first frame, and again after each sign of life, the time budget is that of `page_bytes`. Raises as
+    `Exchange.receive_frame` does."""
     while True:
         exchange.set_time_budget(page_bytes)
         frame = exchange.receive_frame(kind, FrameKind.ALIVE)

@@ -71,9 +71,9 @@ def fetch_shared_pages(
 def _receive_shared(
     exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink, most: int
 ) -> list[_SharedPage]:
-    """Receive the next pages that the peer shows: those of one frame, however long it takes to arrive. Pages of further
-    frames follow while frames have arrived already, until there are `most`. Before a longer wait, the sink is flushed.
-    Raises DataConnectionError for pages that do not come next."""
+    """Receive the next pages that the peer shows: those of one frame, for which it waits as long as the peer gives
+    signs of life. Whole further frames follow while frames have arrived already, until there are `most` pages or more.
+    Before a longer wait, the sink is flushed. Raises DataConnectionError for pages that do not come next."""
     shared: list[_SharedPage] = []
     while sink.received_pages + len(shared) < len(transfer.run) and len(shared) < most:
         if shared and not exchange.connection.wait(0):

@@ -36,7 +36,8 @@ _GENERATION = struct.Struct("<Q")
 
 class ArenaMap:
     """The store's arena, mapped from `fd`, which this object takes over. `sock` is the connection over which the
-    descriptor came. Raises DataConnectionError if `fd` cannot be mapped safely (see SharedMap)."""
+    descriptor came; a thread closes the map when this connection ends. Raises DataConnectionError if `fd` cannot be
+    mapped safely (see SharedMap)."""
 
     def __init__(self, fd: int, sock: socket.socket) -> None:
         self._map = SharedMap(fd)
@@ -116,8 +117,9 @@ class ShmTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Copy all remaining pages out of the store's arena, and check each. A damaged page is reported to the store,
-        then PageCorrupt is raised. Raises PageReplaced for a page whose lease has ended, without a report."""
+        """Copy the remaining pages for which the lease has places out of the store's arena, and check each. A damaged
+        page is reported to the store, then PageCorrupt is raised (TransportError if the report fails). Raises
+        PageReplaced for a page whose lease has ended, without a report."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)

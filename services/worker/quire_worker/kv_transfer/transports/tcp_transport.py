@@ -44,8 +44,8 @@ class TcpTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Receive all remaining pages in frames. A damaged page is reported to the store on a new connection, and
-        PageCorrupt is raised."""
+        """Receive all remaining pages in frames. After a damaged page, the connection is closed, the page is reported
+        to the store on a new one, and PageCorrupt is raised (TransportError if the report fails)."""
         address = (self._host, transfer.access.data_port)
         size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
         try:

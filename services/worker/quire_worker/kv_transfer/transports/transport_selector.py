@@ -64,8 +64,8 @@ class TransportSelector:
         threading.Thread(target=self._probe_until_answered, name="transport-probe", daemon=True).start()
 
     def probe(self) -> bool:
-        """Ask the store for its endpoints, try which transport is open, and log it. Returns whether the store answered,
-        even if no transport is open. That it does not answer is logged once."""
+        """Ask the store for its endpoints, try which transport is open, and note it as `last_used`; a change is logged.
+        Returns whether the store answered, even if no transport is open. That it does not answer is logged once."""
         try:
             access = self._data_endpoints()
         except QuireError as error:
@@ -104,7 +104,8 @@ class TransportSelector:
 
     def _try_transports(self, access: LeaseAccess, attempt: Callable[[Transport], None]) -> None:
         """Attempt the transports that this access allows, in turn, until one succeeds, and remember it as `last_used`;
-        a change is logged. Raises Unavailable if none succeeds."""
+        a change is logged. Raises Unavailable if none succeeds. Only a TransportError leads to the next transport;
+        other errors pass through."""
         offered = [transport for transport in self._transports if transport.offered(access)]
         used = self._fallback.try_in_turn(offered, None, attempt)
         if used is None:

@@ -103,8 +103,9 @@ def read_sizes(
     config: ConfigFile, *, head_dim: int = 0, inner: int = 0, eps: str = RMS_EPS, default_eps: float = 1e-6
 ) -> Sizes:
     """Read and check the sizes. `head_dim` and `inner` are used if config.json does not give them. `head_dim` 0 stands
-    for hidden_size / heads, as a null field does; `inner` 0 makes a missing field an error. `eps` is the name of the
-    field with the norms' epsilon.
+    for hidden_size / heads, as a null field does; `inner` 0 makes a missing field an error. Without
+    `num_key_value_heads` there are as many KV heads as query heads. `eps` is the name of the field with the norms'
+    epsilon, `default_eps` its value if it is absent.
 
     Raises ConfigError for missing or inconsistent sizes and an odd head size, and Unsupported if only another epsilon
     field is given.

@@ -140,8 +140,10 @@ def _yarn_scale(factor: float, scale: float = 1.0) -> float:
 
 
 def _longrope(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
-    """Read a RoPE of the kind longrope, with factors for short and for long contexts. An absent attention factor is
-    sqrt(1 + log(factor) / log(original context)). Raises ConfigError for an original context below 2."""
+    """Read a RoPE of the kind longrope, with factors for short and for long contexts. The original context comes from
+    the config, else from the section, else it is the model's context. An absent `factor` is context / original context.
+    An absent attention factor is sqrt(1 + log(factor) / log(original context)), or 1 if the factor is at most 1. Raises
+    ConfigError for an original context below 2."""
     context = config.positions(CONTEXT)
     original = (config if ORIGINAL in config.fields else section).positions(ORIGINAL, context)
     config.note_read(ORIGINAL)

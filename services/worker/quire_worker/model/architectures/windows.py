@@ -21,7 +21,7 @@ _FIRST_WINDOW: Final = 28
 def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[str, ...]:
     """Return the type of each layer, full or sliding attention: from the config's `layer_types` or, if that is absent,
     `default(index)` for each layer index. The tuple is empty if neither is given. Raises Unsupported for another type,
-    and a config error for a list of the wrong length."""
+    and ConfigError for a list of the wrong length."""
     types: Sequence[str] = config.texts("layer_types")
     if types and len(types) != layers:
         raise config.bad("layer_types", f"a list of {layers} kinds")
@@ -39,7 +39,8 @@ def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] |
 
 
 def windows_of(config: ConfigFile, types: Sequence[str]) -> tuple[int, ...]:
-    """Return the window of each layer by its type: `sliding_window` for sliding attention, 0 for full attention."""
+    """Return the window of each layer by its type: `sliding_window` for sliding attention, 0 for full attention. Raises
+    ConfigError if a layer needs the field and it is absent or null."""
     return tuple(config.integer("sliding_window") if each == SLIDING else 0 for each in types)
 
 
@@ -53,10 +54,12 @@ def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
 
 
 def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[int, ...]:
-    """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context. The
-    layers with a window are named by `layer_types` or, if that is absent, by `default(index)`, which returns a layer's
-    type. Without both, they are the layers from `max_window_layers` on. Raises Unsupported if the config has a window
-    and no `use_sliding_window`, or names sliding layers while it is off."""
+    """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context, or it is
+    null and `layer_types` names no sliding layer. The layers with a window are named by `layer_types` or, if that is
+    absent, by `default(index)`, which returns a layer's type. Without both, they are the layers from
+    `max_window_layers` on. Raises Unsupported if the config has a window and no `use_sliding_window`, or names sliding
+    layers while it is off. Raises ConfigError if it is on and the window is absent, or is null where a layer needs
+    it."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)

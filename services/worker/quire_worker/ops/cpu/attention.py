@@ -7,7 +7,7 @@ what the row computes, and in which order. The result of a row has the same bits
 on any pages, with any number of threads. Keys that a row must not see are masked, and their values are not read. So
 stale data in a page cannot reach a result.
 
-A name that ends in `_at` or `_offset` is an index into a flat array.
+A range a..b of items, parts or keys excludes b. A name that ends in `_at` or `_offset` is an index into a flat array.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def attend(
     query and out are flat [rows, heads, D]; pool is flat. An item is successive rows of one sequence. Four numbers of
     `items` describe it: its first row, its tokens, the position of the first token, and the index of its first page in
     `table`. layer_offset: index of the layer's first key within a (page, KV head). sizes: page stride, KV head stride,
-    page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. rules: window, chunk, and
-    whether there are slopes and sinks. key_offsets and next_key_offsets [TILE] are scratch memory too: the keys of this
-    tile and of the next one in the pool.
+    page size, KV heads, query heads per KV head, D, and the rows that scratch has room for. rules: window and chunk in
+    positions (0: none; a chunk takes precedence), and whether there are slopes and sinks. softcap 0: none. key_offsets
+    and next_key_offsets [TILE] are scratch memory too: the keys of this tile and of the next one in the pool.
     """
     page_stride, head_stride, page_size, kv_heads, group, head_dim, max_rows = sizes
     window, chunk, has_slopes, has_sinks = rules
@@ -332,7 +332,7 @@ def add_sinks(
 @kernel
 def first_tile(position: int, window: int, chunk: int) -> int:
     """Return the position at which the first tile begins that a row at `position` sees under a window or chunks (0:
-    none). It is a multiple of 64."""
+    none; chunks take precedence). It is a multiple of 64."""
     if chunk > 0:
         return position // chunk * chunk // TILE * TILE
     if window > 0 and position + 1 > window:

@@ -1,8 +1,8 @@
 """Attention over one tile of 64 keys: kernels that locate keys, compute scores, update the softmax and add values.
 
-attention.py lays out the scratch memory, which begins with the transposed keys [D, TILE]. A kernel for two rows does
-the same arithmetic, in the same order, as a kernel for one row. `next_key_offsets` are the keys of the tile that comes
-next, and `prefetch_keys` is how many of them to prefetch.
+attention.py lays out the scratch memory, which begins with the transposed keys [D, TILE]. A range low..high of keys
+excludes high. A kernel for two rows does the same arithmetic, in the same order, as a kernel for one row.
+`next_key_offsets` are the keys of the tile that comes next, and `prefetch_keys` is how many of them to prefetch.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class CpuOps:
 
     def prepare(self, weight: Weight, *, embeds: bool = False) -> TiledWeight:
         """Repack the weight into tiles, unless it is tiled already, and compile its linear kernels. `embeds`: compile
-        its embedding kernel too. Returns the tiled weight, which the other methods take."""
+        its embedding kernel too; the weight must then be of one storage kind. Returns the tiled weight, which the other
+        methods take."""
         tiled = weight if isinstance(weight, TiledWeight) else tile_weight(weight)
         self._linear_jobs[id(tiled)] = tiled, [_LinearJob(tiled, segment) for segment in tiled.segments]
         if embeds:
@@ -110,8 +111,9 @@ class CpuOps:
         """By number of rows and of threads."""
 
         def replay(token: Tensor, pages: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor | None]:
-            """Replay the tape for the step's number of rows and threads. Without a valid tape, run and record the pass.
-            Call `run` if the step or its tape cannot be replayed."""
+            """Replay the tape for the step's number of rows and threads. Without a valid tape, run and record the pass;
+            a recording that replaced scratch buffers itself is not kept. A replay returns the tensors of the recorded
+            pass, which the next pass overwrites. Call `run` if the step or its tape cannot be replayed."""
             if plan.rows > _MAX_TAPE_ROWS or plan.rows > plan.real_rows:
                 return run(token, pages, plan)
             tape_key, buffer_version = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())

@@ -1,7 +1,7 @@
 """Jobs: a job is a compiled kernel with its arguments in memory, so that any thread can run a part without the GIL.
 
-A job kernel takes (begin, end, arguments): the range of items to compute, and the address of int64 arguments. An
-argument is an address, an integer, or the bits of a float32.
+A job kernel takes (begin, end, arguments): the range of items to compute, without item `end`, and the address of int64
+arguments. An argument is an address, an integer, or the bits of a float32.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Weights lie in tiles of LANES outputs (see tile_weight.py). Each SIMD lane computes one output. The lane adds the
 products in the order of the inputs, in two sums: one for the first 16 inputs of each block of 32, one for the last 16.
-So a row's bits depend only on that row and the weights, not on the number of rows. Any thread may compute a tile.
+So a row's bits depend only on that row and the weights, not on the number of rows. Any thread may compute a tile. A
+range begin..end of tiles or rows excludes `end`.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ Microkernel = Callable[[Float32, int, int, Float32, int, int, Float32, int], Non
 def make_microkernel(rows: int, tiles: int, run_inputs: int, run_stride: int) -> Microkernel:
     """Make a micro-kernel: (x, x_at, row_stride, weights, weights_at, num_runs, sums, sums_at).
 
-    The micro-kernel adds the products of `num_runs` runs of inputs to the sums. A run is `run_inputs` inputs of each of
-    the `rows` rows, which are `row_stride` apart in x. The next run begins `run_stride` inputs later. weights:
-    [num_runs, run_inputs, tiles, LANES], without gaps. sums: [rows, tiles, LANES], read and written. Each sum adds its
-    products one by one, in the order of the inputs, whatever `rows` and `tiles` are.
+    The micro-kernel adds the products of `num_runs` runs of inputs, at least one, to the sums. A run is `run_inputs`
+    inputs of each of the `rows` rows, which are `row_stride` apart in x. The next run begins `run_stride` inputs later.
+    weights: [num_runs, run_inputs, tiles, LANES], without gaps. sums: [rows, tiles, LANES], read and written. Each sum
+    adds its products one by one, in the order of the inputs, whatever `rows` and `tiles` are.
     """
 
     def define(_context: Any, x: Any, x_at: Any, row_stride: Any, w: Any, w_at: Any, n: Any, s: Any, s_at: Any) -> Any:

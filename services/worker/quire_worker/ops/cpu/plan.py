@@ -53,8 +53,8 @@ def plan_step(
     """Make the plan that `Ops.plan` describes: positions, write offsets, items of up to 64 query rows per KV head, and
     parts. `rows`: all rows of the step. Those after the last token are padding, with position 0 and no write offset.
 
-    Items are dealt to at most `max_parts` parts with about as many (query, key) pairs each. `group`: query heads per KV
-    head.
+    Items are dealt to at most `max_parts` parts with about as many (query, key) pairs each, as if there were no window.
+    `group`: query heads per KV head.
     """
     page_size, head_dim = pages.shape[4:]
     real_rows = int(count.sum())

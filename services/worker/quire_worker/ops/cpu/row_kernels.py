@@ -1,7 +1,8 @@
 """Kernels for the CPU whose items are rows: norms, rotary embedding with the page write, gated activation, output gate.
 
 Each kernel reads the memory once, where torch would read it several times. A row's results depend on that row alone.
-The size of a row must be a multiple of LANES. The docstring of a job kernel begins with its arguments.
+The size of a row must be a multiple of LANES. The docstring of a job kernel begins with its arguments. It computes rows
+`first` to `last`, without `last`.
 """
 
 from __future__ import annotations

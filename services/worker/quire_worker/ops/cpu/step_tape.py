@@ -51,7 +51,8 @@ class StepTape:
         """Run a pass on the tape's token tensor and keep its result. Meanwhile the job runner calls `add_job` for each
         job.
 
-        `is_complete` becomes False if torch itself computed something, other than views.
+        `is_complete` becomes False if torch itself computed something, other than by `view` or slices. A pass that runs
+        no job raises ValueError.
         """
         with _torch_operations() as seen:
             self.result = run(self.token)
@@ -70,8 +71,8 @@ class StepTape:
 
 @contextmanager
 def _torch_operations() -> Iterator[list[str]]:
-    """Yield a list to which the names of the operations are added that torch computes within the context. Views and
-    slices are not added."""
+    """Yield a list to which the names of the operations are added that torch computes within the context. Only `view`
+    and slices are not added; other views, such as x[0] or a transpose, count as computed."""
     seen: list[str] = []
 
     class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate its base

@@ -82,8 +82,8 @@ def _tile_chunk(kind: BlockKind, raw: NDArray[np.uint8], blocks: int) -> tuple[s
     """Return storage format, data, scale and offset of a chunk of rows, lanes last. Rows of zeros fill up the last
     tile.
 
-    Unquantised rows have empty scales and offsets. Quantised rows become 4-bit integers where the kind allows it, with
-    the lowest value in the offset; else 8-bit integers.
+    Unquantised rows have empty scales and offsets; quantised rows that need no offset have empty offsets. Quantised
+    rows become 4-bit integers where the kind allows it, with the lowest value in the offset; else 8-bit integers.
     """
     padding_rows = -len(raw) % LANES
     if padding_rows:

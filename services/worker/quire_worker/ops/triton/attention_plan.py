@@ -45,7 +45,7 @@ class TritonPlan:
     table_width: Tensor
     """[1]: P, which a captured graph reads at each replay."""
     splits: Tensor | None
-    """[kv_splits.COLUMNS, number of splits] the KV splits of decoding sequences; None if no sequence decodes."""
+    """[kv_splits.COLUMNS, places for splits] the KV splits of decoding sequences; None if no sequence decodes."""
     arrived: Tensor
     """[decodes or more, KV heads], zero between kernels."""
     tile_tokens: int

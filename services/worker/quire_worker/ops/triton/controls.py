@@ -33,8 +33,8 @@ class ControlColumns:
 
 def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Launch the kernel that applies logits processor states to logits [N, V], and return the changed copy, float32 [N,
-    V]. Only rows with an address are written, and the states of these rows are updated; other rows are uninitialised.
-    `allowed`: see RowMasks; None if no row has a grammar."""
+    V]. Only rows with an address are written; the other rows are uninitialised. The states of these rows take the
+    tokens with fed 1, from last_token [slots] int32. `allowed`: see RowMasks; None if no row has a grammar."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](

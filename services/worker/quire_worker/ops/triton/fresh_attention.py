@@ -53,9 +53,9 @@ def padded_length(tokens: int) -> int:
 
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
     """Compute attention for the chunks' rows of query [R, Q D], and pass the result of each chunk to `leave`. qkv [R,
-    (Q + 2 K) D] has rotated keys. Every chunk's padded rows must lie within R and hold numbers. On a GPU, four chunks
-    run at a time. So other chunks use the parts of the device that are idle at a chunk's end or during a GEMM in
-    `leave`."""
+    (Q + 2 K) D] has rotated keys. Every chunk's padded rows must lie within R and hold numbers. On a GPU, up to four
+    chunks run at a time, on the current stream and others, for which the current stream waits at the end. So other
+    chunks use the parts of the device that are idle at a chunk's end or during a GEMM in `leave`."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
             leave(chunk, _attended(query, qkv, chunk, shape))

@@ -91,9 +91,9 @@ class GemmConfigs:
 
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
-        inputs]. The activation is gelu in its tanh form with `gelu`, else silu. `pdl`: see launch.py. Returns None if
-        the caller must run a GEMM and an activation: without a config for the shape, with a bias, or if
-        batch-invariant."""
+        inputs]. The activation is gelu in its tanh form with `gelu`, else silu. `pdl`: see launch.py. Raises TypeError
+        unless the weight is dense. Returns None if the caller must run a GEMM and an activation: without a config for
+        the shape, with a bias, or if batch-invariant."""
         weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None
@@ -145,8 +145,8 @@ def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor 
 
 
 def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. The result is
-    written to `out` if given. `pdl`: see launch.py."""
+    """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. R must be at most
+    2 for a Gemv, and at most `columns` for a Tall. The result is written to `out` if given. `pdl`: see launch.py."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quire_worker.ops.interface import HeadShape
 
 SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUENCE = range(8)
-"""The columns. A column of the first six describes a split: its sequence, its keys [begin, end), its index among all
-splits, the index of its sequence's first split, and the number of splits of its sequence. The last two columns give
-these two numbers for each sequence."""
+"""The columns, which are the rows of the array [COLUMNS, places]. The first six describe the split at a place: its
+sequence, its keys [begin, end), its index in the order of sequences, the index of its sequence's first split, and the
+number of splits of its sequence. The last two columns give these two numbers by sequence."""
 COLUMNS = 8
 NARROW, WIDE = 32, 64
 """The number of keys of a kernel's tile. A split has a multiple of it. A device runs half as many programs with wide
@@ -64,11 +64,11 @@ def max_splits(sequences: int, programs: int) -> int:
 
 def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
     """Return [COLUMNS, room] splits for sequences of these lengths, the longest splits first. The keys of a sequence
-    are cut into equal splits of whole tiles. The number of splits is the one with the least estimated time. SEQUENCE is
-    -1 in a column without a split.
+    are cut into equal splits of whole tiles; the last one ends with the sequence. The number of splits is the one with
+    the least estimated time, up to 64 for the longest sequence. SEQUENCE is -1 at a place without a split.
 
-    If there are enough keys, there are at least as many splits as the device runs at once (`programs` with narrow
-    tiles). `room` is the result of max_splits for at least this number of sequences.
+    `programs` is the number of programs with narrow tiles that the device runs at once. `room` is the result of
+    max_splits for at least this number of sequences.
     """
     splits = np.zeros((COLUMNS, room), np.int32)
     splits[SEQUENCE] = -1

@@ -1,9 +1,9 @@
 """Launcher of the logprob kernels, and the same function in torch. Both return one packed tensor with all that the host
 needs.
 
-Packed logprobs are int32 [L, 2 + 2 * most]. An entry has the logprob (the bits of a float32) and the rank of its token,
-then the ids of the `most` best tokens, then their logprobs. Logprobs are natural logarithms of the raw logits'
-probabilities. Among equal logits the lower id comes first; 0.0 comes before -0.0.
+Packed logprobs are int32 [L, 2 + 2 * most]. An entry has the logprob (the bits of a float32) and the rank of its token
+(1: no logit is larger), then the ids of the `most` best tokens, then their logprobs. Logprobs are natural logarithms of
+the raw logits' probabilities. Among equal logits the lower id comes first; 0.0 comes before -0.0.
 """
 
 from __future__ import annotations

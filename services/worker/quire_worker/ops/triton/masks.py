@@ -64,7 +64,8 @@ class RowMasks:
 
 def place_rows(masks: RowMasks, views: dict[str, Tensor], splits: Tensor | None) -> None:
     """Replace the greatest possible positions by the true ones, in the columns `views` of a step, for rows that decode
-    by a grammar. `splits` as in TritonPlan."""
+    by a grammar. Also correct what follows from them: `fed` and `last` in the views, row_position and blocked in
+    `masks`, and the ends of `splits` (as in TritonPlan)."""
     rows = len(masks.mask_slot)
     count = 0 if splits is None else splits.numel() // COLUMNS
     place_kernel[(-(-max(rows, count) // _BLOCK),)](

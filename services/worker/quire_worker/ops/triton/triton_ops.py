@@ -1,8 +1,9 @@
 """TritonOps implements `Ops` on a CUDA device, or under Triton's interpreter on the CPU.
 
 Linear layers go to cuBLAS unless a kernel config was measured to be faster for the shape (gemm.py). Every call but
-`sample` and `logprobs` is asynchronous and can be captured into a CUDA graph. With `pdl`, kernels start while those
-before them end. cuBLAS does not support this, so a linear layer by cuBLAS waits for all kernels before it.
+`plan`, `sample` and `logprobs` is asynchronous and can be captured into a CUDA graph, if the plan has no fresh prompts.
+With `pdl`, kernels start while those before them end. cuBLAS does not support this, so a linear layer by cuBLAS waits
+for all kernels before it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class TritonOps:
         """Whether the bits of a row depend on this row alone. Then work is divided in the same way for any number of
         rows."""
         self.kept_logits = kept_logits
-        """By number of rows: memory [rows, V] for the logits of such steps, which each step overwrites. Without it,
+        """Memory [most rows, V] for logits: a step with as many or fewer rows overwrites its first rows. Without it,
         every captured graph would have its own memory for logits."""
         self.pdl = pdl
         """Whether kernels overlap with the kernels before them, from the next call on."""
@@ -80,7 +81,8 @@ class TritonOps:
         return run
 
     def embedding(self, token: Tensor, weight: Weight, scale: float) -> Tensor:
-        """Return the tokens' rows of the weight times `scale`, [R, H] in the weight's type."""
+        """Return the tokens' rows of the weight times `scale`, [R, H] in the weight's type. Raises TypeError unless the
+        weight is dense."""
         rows = as_dense(weight).data
         hidden = rows.shape[1]
         out = torch.empty((token.shape[0], hidden), dtype=rows.dtype, device=rows.device)
@@ -137,8 +139,8 @@ class TritonOps:
         norm: QkNormWeights | None,
     ) -> Tensor:
         """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one kernel. Returns
-        queries [R, Q * D]; see `Ops.qk_norm_rope_write`. If the plan looked for fresh prompts, it keeps qkv with
-        rotated keys."""
+        queries [R, Q * D]; see `Ops.qk_norm_rope_write`. If the plan looked for fresh prompts, the kernel also writes
+        the rotated keys back to qkv, and the plan keeps qkv."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         norm_weights = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]
@@ -196,8 +198,9 @@ class TritonOps:
         sigmoid_gate(x, gate, self.pdl)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        """Compute activation(first half) * second half of the linear layer's outputs, [R, I]: by one kernel if the
-        table has a config for it, else by a GEMM and an activation."""
+        """Compute activation(first half) * second half of the linear layer's outputs, [R, I]: by one kernel for silu or
+        gelu_tanh, if the table has a config, the weight has no bias and `batch_invariant` is off; else by a GEMM and an
+        activation."""
         whole = None
         if activation in _KERNEL_ACTIVATIONS:
             whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")

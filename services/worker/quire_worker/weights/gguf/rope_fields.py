@@ -35,9 +35,11 @@ _KINDS = ("none", "linear", "yarn", "longrope")
 
 def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) -> dict[str, Any]:
     """Return the RoPE of an architecture's file as the fields of `rope_parameters`. `rotated` dimensions of each head
-    rotate. `positions`: the context length. A linear scaling by 0 or 1 is none; tensors of factors decide the type.
+    rotate. `positions`: the context length. A linear scaling by 0 or 1 is none. Where no other type is named, tensors
+    of short and long factors mean longrope, and a tensor of plain factors means the type `factors`.
 
-    Raises Unsupported for variants that the worker does not compute.
+    Raises Unsupported for variants that the worker does not compute, and ConfigError if longrope lacks one of its
+    tensors.
     """
     metadata = model.metadata
     kind = metadata.text(f"{name}.rope.scaling.type", "linear")

@@ -12,8 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Command R model: attention and MLP in parallel after one shared norm, RoPE over neighbours,
-    scaled logits, a tied head by default. Flags add biases of attention and norms of heads.
+    """Build the spec of a Command R model: attention and a gated MLP in parallel after one shared layer norm, RoPE over
+    neighbours, scaled logits, a tied head by default. Flags add biases of attention and norms of heads.
 
     In the second generation, by default, three of four layers have windows, and the fourth has no rotary embedding.
     """

@@ -11,8 +11,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of an OLMo 1 model: layer norms without weights, RoPE, a gated MLP, and clipped queries, keys and
-    values if `clip_qkv` is set. The epsilon of the norms is always 1e-5, since the config has none."""
+    """Build the spec of an OLMo 1 model: layer norms without weights, RoPE, a gated MLP, clipped queries, keys and
+    values if `clip_qkv` is set, and biases of attention if `attention_bias` is. The epsilon of the norms is always
+    1e-5, since the config has none."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim),

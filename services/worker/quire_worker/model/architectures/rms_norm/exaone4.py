@@ -40,7 +40,7 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
 def _every_nth_full(config: ConfigFile) -> Callable[[int], str]:
     """Return the function from a layer's index to its type: each n-th layer has full attention, the others a window. n
     is `sliding_window_pattern`; if that is a string of letters such as LLLG, n is its length. n is 4 if the field is
-    absent."""
+    absent or null."""
     key = "sliding_window_pattern"
     pattern = config.fields.get(key)
     every = max(1, len(pattern)) if isinstance(pattern, str) else config.integer(key, 4, nullable=True)

@@ -54,8 +54,8 @@ def _cap(config: ConfigFile, key: str, default: float) -> float:
 
 
 def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Gemma 1 model, whose MLP uses gelu in its tanh form. Old files have gelu as `hidden_act`, but
-    mean this form. Raises Unsupported for another activation."""
+    """Build the spec of a Gemma 1 model, whose MLP uses gelu in its tanh form. `hidden_activation` names it, else
+    `hidden_act`. Old files have gelu there, but mean this form. Raises Unsupported for another activation."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     config.note_read("hidden_act", "hidden_activation")
@@ -74,7 +74,7 @@ def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
 
 def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Gemma 3 model, with norms of heads. Without `layer_types`, five layers have a window and a
-    small RoPE base, and the sixth has no window and a large base."""
+    small RoPE base, and the sixth has no window and a large base; `sliding_window_pattern` replaces the six."""
     pattern = config.integer("sliding_window_pattern", 6, nullable=True)
     return _alternating(architecture, config, lambda layer: SLIDING if (layer + 1) % pattern else FULL, caps=False)
 
@@ -82,7 +82,7 @@ def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
 def _alternating(architecture: str, config: ConfigFile, default: Callable[[int], str], *, caps: bool) -> ArchSpec:
     """Build the spec of a Gemma 2 model (`caps`), with soft-capped scores, or of a Gemma 3 model, with norms of heads
     and a RoPE for each type of layer. `default` gives a layer's type if the config does not. Both have norms before and
-    after blocks."""
+    after blocks. Raises Unsupported for a Gemma 3 with soft-capped scores."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     types = layer_types(config, sizes.layers, default)
     theta = 10000.0 if caps else 1e6

@@ -11,8 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Mistral model: a Llama without biases. All layers have the window, unless `layer_types` names
-    those that do. A null window means none."""
+    """Build the spec of a Mistral model: a Llama without biases. If `layer_types` is given, it names the layers with
+    the window. Otherwise all layers have the window, or none if it is null or covers the context."""
     sizes = read_sizes(config)
     rope, mlp, types = read_rope(config, sizes.head_dim), read_dense(config, sizes), layer_types(config, sizes.layers)
     windows = windows_of(config, types) if types else every_layer(config, sizes.layers)

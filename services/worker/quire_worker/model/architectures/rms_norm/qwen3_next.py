@@ -48,7 +48,8 @@ def _has_experts(config: ConfigFile, layers: int) -> bool:
 
 
 def is_covered(config: ConfigFile) -> bool:
-    """Whether Quire computes this model: all layers are dense and have full attention without biases."""
+    """Whether Quire computes this model: no layer has linear attention or experts, and attention has no biases.
+    Windows, which `build_spec` refuses, are not looked at."""
     layers, default = config.integer("num_hidden_layers", maximum=MOST_LAYERS), _default_type(config)
     types = config.texts("layer_types") or [default(layer) for layer in range(layers)]
     biased = config.flag("attention_bias", False)

@@ -17,16 +17,14 @@ _KINDS: Mapping[str, type[Gemv | Tall]] = {"Gemv": Gemv, "Tall": Tall}
 
 
 def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> GemmConfigs:
-    """Return the kernel configs that were measured as the fastest on a device."""
+    """Return the kernel configs that were measured as the fastest on a device; none for a device without
+    measurements."""
     return GemmConfigs(configs_of(device_name), gated_configs_of(device_name), batch_invariant=batch_invariant)
 
 
 def gated_configs_of(device_name: str) -> dict[Shape, GatedGemmConfig | None]:
     """Return the kernel configs of gated linear layers that were measured on a device, by (least rows, outputs,
     inputs); empty for a device without measurements. None: the linear layer and the activation run as two kernels.
-
-    If several configs are equally fast, one is kept for all large numbers of rows of a shape, so that few kernels are
-    compiled.
     """
     file = _GATED_FILES.get(device_name)
     return {} if file is None else read_gated_configs(_FOLDER / file)

@@ -6,7 +6,7 @@ float32, and matrix products take float32. On a device they take bf16.
 
 With PDL a kernel starts while the kernel before it still runs. `wait` returns when that kernel has ended and its writes
 are visible. Before `wait`, a kernel may read only data that no step writes (weights), or that was uploaded before the
-step. Each kernel must call `wait`.
+step. Each kernel that is launched with PDL must call `wait`.
 """
 
 from __future__ import annotations

@@ -37,14 +37,18 @@ def control_kernel(
     MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows]: copy logits to changed [rows, vocab] float32 and apply the row's logits processor state to the copy.
-    Only rows whose state's address, control [rows] int64, is not 0 are copied; their states are updated.
+    """Grid [rows]: copy logits [rows, vocab] to changed [rows, vocab] float32, and apply the row's logits processor
+    state to the copy. A row whose state's address, control [rows] int64, is 0 is not copied.
 
     Allowed tokens, biases, penalties, bad words, blocked stop ids and the thinking budget are applied in this order.
-    first_row [rows] is the row's first token in the step. fed [tokens] 1: the computed token is the last one that was
-    sampled in the row's slot, and is now part of the output. If the logits are not numbers, the changed row is NaN, so
-    the row ends as damaged. MASKED: allowed [rows, words] are the tokens that rows' grammars allow; the others are -inf
-    from the start, and none of them is forced.
+    first_row [rows] is the row's first token in the step. fed [tokens] 1: this token is the last one that was sampled
+    in the row's slot, last_token [slots] at slot [rows], and the kernel first appends it to the state. blocked [rows]
+    not 0: the row's stop_id [rows, stops] (-1: none) are forbidden. MASKED: allowed [rows, words] are the tokens that
+    rows' grammars allow; the others are -inf from the start, and none of them is forced.
+
+    If a penalty makes a logit +inf that nothing forbids, the whole changed row is -inf, except for a token that the
+    thinking budget forces. If the raw row has a NaN, or its largest logit is infinite, the first element of the changed
+    row is NaN, so that the row ends as damaged.
     """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
@@ -108,7 +112,8 @@ def _append(state, token):
 @triton.jit
 def _track_thinking(state, token):
     """Take one more token into the thinking state, in place: outside thinking look for the start mark; inside, count
-    the token and look for the end mark. Without a budget, do nothing. `state` is a pointer. See ThinkingTrack.fed."""
+    the token in `spent` and look for the end mark. A whole start mark sets `spent` to 0, a whole end mark to -1.
+    Without a budget, do nothing. `state` is a pointer. See ThinkingTrack.fed."""
     if tl.load(state + AT.budget) >= 0:
         spent = tl.load(state + AT.spent)
         inside = spent >= 0
@@ -128,9 +133,9 @@ def _track_thinking(state, token):
 
 @triton.jit
 def _force(logits, state, target, allowed, row, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """If the thinking budget is spent, write a row to `target`: the raw logit of the end mark's next token, and -inf
-    for all others. Else write nothing. `logits` is a row to read, `state` the logits processor state; all are pointers.
-    MASKED: only a token that the row's grammar allows is forced."""
+    """If the row is thinking and its thinking budget is spent, write a row to `target`: the raw logit of the end mark's
+    next token, and -inf for all others. Else write nothing. `logits` is a row to read, `state` the logits processor
+    state; all are pointers. MASKED: only a token that the row's grammar allows is forced."""
     budget = tl.load(state + AT.budget)
     forced = 0
     forces = (budget >= 0) & (tl.load(state + AT.spent) >= budget)
@@ -151,7 +156,7 @@ def _copy_allowed(logits, state, target, allowed, row, vocab, BLOCK: tl.constexp
     """Copy a row of logits to `target` in float32. Tokens that the state's mask or the row's grammar forbids become
     -inf.
 
-    Returns 1 if the raw row is sound, else 0: it has a NaN, or its largest logit is infinite or -inf.
+    Returns 1 if the raw row is sound, else 0: it has a NaN, or its largest logit is +inf or -inf.
     """
     lane = tl.arange(0, BLOCK)
     masked = tl.load(state + AT.masked) != 0
@@ -191,8 +196,9 @@ def _add_biases(state, target):
 
 @triton.jit
 def _penalise(state, target):
-    """Apply repetition, frequency and presence penalties to the logits of all tokens that the state knows, in place.
-    Returns not 0 if a penalised logit is +inf."""
+    """Apply repetition, frequency and presence penalties to the logits in `target` of all tokens that the state knows,
+    in place. The repetition penalty also applies to tokens that only the prompt has. Returns not 0 if a penalised logit
+    is +inf."""
     lane = tl.arange(0, LISTED)
     known, capacity = tl.load(state + AT.known), tl.load(state + AT.capacity)
     repetition = tl.load(state + AT.repetition_penalty).to(tl.float32, bitcast=True)

@@ -63,12 +63,13 @@ def decode_attention_kernel(
     kv_splits.
 
     TILE divides PAGE and the first key of each split. ROWS: query heads per KV head, padded to 16. Results before the
-    merge: part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], -inf for a
-    split without keys. arrived [S, KV_HEADS] counts programs, and is zero before and after. MERGED: the number of
-    splits that are merged at a time, of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without
-    values, which the first split of a sequence counts. CHUNKED: `window` is the size of a chunk, and a token sees its
-    own chunk. ALIBI: slopes [HEADS] float32, times the distance of a key, are added to scores. LANES: DIM up to a power
-    of two. Pages may have another type than the query; loaded values are converted to the query's type.
+    merge: part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], the log2 of the
+    sum of weights, -inf for a split without keys. arrived [S, KV_HEADS] counts programs, and is zero before and after.
+    MERGED: the number of splits that are merged at a time, of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32
+    are scores without values, which the first split of a sequence counts. WINDOWED: a token sees the last `window`
+    positions, its own included. CHUNKED: `window` is the size of a chunk, and a token sees its own chunk. ALIBI: slopes
+    [HEADS] float32, times (key position - query position), are added to scores. LANES: DIM up to a power of two. Pages
+    may have another type than the query; loaded values are converted to the query's type.
     """
     kv, split = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS

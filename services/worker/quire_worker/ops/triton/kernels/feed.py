@@ -11,7 +11,8 @@ from quire_worker.ops.triton.kernels.common import let_next_start, wait
 
 @triton.jit
 def feed_kernel(token, fed, sequence, slot, last_token, out, rows, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Grid [blocks of rows]: out[r] = last_token[slot[sequence[r]]] where fed[r], else token[r]."""
+    """Grid [blocks of rows]: out[r] = last_token[slot[sequence[r]]] where fed[r], or 0 if that slot is negative; else
+    token[r]."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = row < rows
     wait(PDL)
@@ -45,13 +46,14 @@ def place_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks]: replaces the greatest possible positions by the true ones, in rows that decode by a grammar.
+    """Grid [blocks]: replaces the greatest possible positions by the true ones, in rows that decode by a grammar: those
+    with a mask slot, whose first token is fed.
 
     Columns by sequence, [rows]: mask_slot, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
-    StepBatch. The kernel writes position, sample_position, last and blocked. By token, it writes fed and row_position;
-    a token that is fed for the second time gets fed 2. By slot: known, the position of the last token, and held,
-    whether that token was computed before. splits [8, splits_count] as in kv_splits; the kernel moves their ends, so
-    that no split has keys past the sequence.
+    StepBatch. The kernel writes position, sample_position, last (1 if sample_position reaches bound) and blocked (1 if
+    it is below min_len). By token, it writes fed and row_position; a token that is fed for the second time gets fed 2.
+    By slot, it reads known, the position of the last token, and held, whether that token was computed before. splits
+    [8, splits_count] as in kv_splits; the kernel moves their ends, so that no split has keys past the sequence.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)

@@ -42,8 +42,8 @@ def gated_gemm_kernel(
     GELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [PROGRAMS]: y = activation(x @ weight[0].T) * (x @ weight[1].T), silu or GELU's tanh form; each program
-    computes every PROGRAMS-th tile.
+    """Grid [PROGRAMS, or fewer if there are fewer tiles]: y = activation(x @ weight[0].T) * (x @ weight[1].T), silu or
+    GELU's tanh form; each program computes every PROGRAMS-th tile.
 
     Descriptors: x [rows, INPUTS] with blocks [BLOCK_M, BLOCK_K], weight [2, INNER, INPUTS] with blocks [2, BLOCK_N,
     BLOCK_K], y [rows, INNER] with blocks [BLOCK_M, BLOCK_N]. Values outside a tensor are read as 0 and not written.

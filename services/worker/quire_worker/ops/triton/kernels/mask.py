@@ -56,8 +56,8 @@ def fetch_masks_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [rows, blocks of words]: copies a row's mask from the ring to allowed [rows, words] int32, and writes FREE,
-    HAS_MASK or HELD to mask_kind [rows]. A row is HELD if its mask is missing or changed during the read. `words` is a
-    multiple of 32.
+    HAS_MASK or HELD to mask_kind [rows]. A row is HELD if its mask is missing or changed during the read; its words of
+    `allowed` are then arbitrary. `words` is a multiple of 32.
 
     `ring` is the address of the first entry. Each entry has entry_words int32, and a mask slot has entries_per_slot
     entries. mask_slot [rows] is -1 for a row without a grammar, which may sample all tokens; other negative numbers

@@ -107,7 +107,8 @@ def prefill_attention_kernel(
     ROWS >= TOKENS * heads in all.
 
     A turn takes TILE keys; TILE divides PAGE or PAGE divides TILE. SINKS: sinks [HEADS] float32 are scores without
-    values. CHUNKED, ALIBI, LANES: as in decode_attention_kernel.
+    values. WINDOWED, CHUNKED, ALIBI, LANES: as in decode_attention_kernel. EVEN: all tiles of keys are computed with a
+    mask, so that a token's result does not depend on its tile.
     """
     tile = tl.program_id(0) // tile_step % tiles
     kv = tl.program_id(0) // head_step % KV_HEADS

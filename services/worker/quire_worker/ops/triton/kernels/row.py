@@ -29,8 +29,8 @@ def row_logits(
 
     blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. CONTROLLED: a row whose control [rows]
     is not 0 samples from changed [rows, vocab] instead, without other changes. MASKED: only tokens whose bit in allowed
-    [rows, words] is 1 may be sampled. NaN and infinity stay visible for all tokens, because they show that the row is
-    damaged.
+    [rows, words] is 1 may be sampled; a NaN or +inf of another token stays, because it shows that the row is damaged.
+    Those of blocked ids do not stay.
     """
     inside = token < vocab
     blocks = tl.load(blocked + row) != 0

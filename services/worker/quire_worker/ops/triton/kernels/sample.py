@@ -65,8 +65,8 @@ def sample_kernel(
 
     position [rows] is the absolute index of the sampled token. FILTERED: only logits in the row's range, ranges [rows,
     RANGE], count. If a row has a range, the kernel also reads maximum [rows, groups], with GROUPS groups per part. If
-    no group reaches the range, the part reads no logits, and its score is -inf. ranges, control and changed are as in
-    top_k_top_p_kernel.
+    no group reaches the range, the part reads no logits, and its score is -inf. A part without a token has the token
+    2147483647. ranges, control and changed are as in top_k_top_p_kernel.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
@@ -214,8 +214,9 @@ def finish_kernel(
     checked for stops. out_finish [rows] is FINISH_STOP for a stop id, else FINISH_LENGTH if last, else 0.
 
     wanted [rows] 0: the row samples nothing (out_token -1). last [rows] not 0: the sequence ends by length, whatever
-    the token. slot [rows] is negative for a padding row. out_token is also -1 if a logit was NaN, and NOTHING_LEFT (see
-    step.py) if a row's control [rows] left no token.
+    the token. slot [rows] is negative for a padding row. out_token is also -1 if a logit was NaN or the best score is
+    infinite, but NOTHING_LEFT (see step.py) if a row's control [rows] left no token. For -1 and NOTHING_LEFT, a row
+    that samples feeds back 0.
 
     MASKED: a row whose mask_kind [rows] is HELD has the effect of a row that did not run: out_token is step.HELD, and
     the token that it computed is fed back once more. fed_token and row_position [tokens] are of the step's tokens;

@@ -89,8 +89,8 @@ def top_k_top_p_kernel(
     With a small top_k, group maxima name the few groups to search. Otherwise each bound is searched by passes over the
     row. logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. maximum
     [rows, groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and candidate [rows, CANDIDATES]
-    float32. CONTROLLED: a row whose control [rows] is not 0 samples from changed [rows, vocab] instead, without other
-    changes.
+    float32; FEW is a smaller number of candidates that are searched faster. CONTROLLED: a row whose control [rows] is
+    not 0 samples from changed [rows, vocab] instead, without other changes.
     """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)

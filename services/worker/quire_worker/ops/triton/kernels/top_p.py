@@ -51,8 +51,8 @@ def top_p_mass_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] takes, for BLOCK tokens of the vocabulary, the mass of logits
-    strictly larger than the sampled token's, and the mass of all kept tokens. Other arguments and rows are as in
-    top_p_kernel."""
+    strictly larger than the sampled token's, and the mass of all kept tokens. Nothing is written for a row without a
+    top_p to apply, or whose best score is infinite. Other arguments are as in top_p_kernel."""
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -105,7 +105,9 @@ def top_p_kernel(
     larger logits.
 
     ranges [rows, RANGE] as top_k_top_p_kernel leaves them, part_score and part_token [rows, PARTS] as sample_kernel
-    does, part_mass as top_p_mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES.
+    does, part_mass as top_p_mass_kernel. If the token is replaced, part_score gets the new score at place 0 and -inf at
+    all others, and part_token gets the new token. A row whose best score is infinite stays unchanged. LANES and
+    SHARE_LANES: powers of two, at least PARTS and SHARES.
     """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
