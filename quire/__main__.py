@@ -16,9 +16,10 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse `argv` (None: the process's arguments), run the command that it names, and return the exit code. 0:
-    success. 1: a QuireError, which is printed, or nobody reads the output any more. 130: Ctrl-C. Arguments that the
-    parser refuses end the process with exit code 2; unknown options are a typed error."""
+    """Parse `argv` (None: the process's arguments), run the command that it names, and return the command's own exit
+    code. A QuireError, which is printed to standard error, makes it 1, and so does an output that nobody reads any
+    more. Ctrl-C makes it 130. Arguments that the parser refuses end the process with exit code 2; unknown options are a
+    QuireError."""
     parser = argparse.ArgumentParser(prog="quire", description="LLM serving as five cooperating services.")
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -47,8 +47,9 @@ class AsyncClient:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Delta]:
         """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
-        arrive. Raises InvalidArgument at once for an invalid prompt. If the connection breaks, the answer continues
-        over a new one. Closing the iterator ends the request."""
+        arrive. Raises InvalidArgument at once for an invalid prompt; the iterator raises the other QuireErrors. If the
+        connection breaks after the first piece, the answer continues over a new one. An answer that arrives as a whole
+        (a beam search, the best of several) does not: the error is raised. Closing the iterator ends the request."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     async def complete(
@@ -98,7 +99,7 @@ class AsyncClient:
 
     async def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
         """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
-        nothing answers, and DeadlineExceeded after `timeout_s`."""
+        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors."""
         request = health_pb2.HealthCheckRequest()
         try:
             answer = await self._health.Check(request, timeout=timeout_s, metadata=self._metadata)
@@ -122,7 +123,8 @@ class AsyncClient:
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
         """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
         wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
-        Choices that are resumed come one after the other. Raises Aborted if the client is closed."""
+        Unfinished choices are resumed one after the other, each by a request of its own. If this iterator is closed,
+        the call on the router is cancelled. Raises Aborted if the client is closed."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:

@@ -23,8 +23,9 @@ class Client:
     closes the client.
 
     If a stream breaks in the middle, it continues over a new connection; the client tries for `reconnect_s` without
-    progress. `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on.
-    `tls_server_name` is the name in that certificate, if it is not the host of the address.
+    progress. `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on; a file
+    that cannot be read raises NotFound. `tls_server_name` is the name in that certificate, if it is not the host of the
+    address.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Client:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
         """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
-        arrive. Raises InvalidArgument at once for an invalid prompt. If the connection breaks, the answer continues
-        over a new one. The request ends if the iterator is closed or dropped."""
+        arrive. Raises InvalidArgument at once for an invalid prompt; the iterator raises the other QuireErrors. If the
+        connection breaks after the first piece, the answer continues over a new one. An answer that arrives as a whole
+        (a beam search, the best of several) does not: the error is raised. The request ends if the iterator is closed
+        or dropped."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(
@@ -102,7 +105,7 @@ class Client:
 
     def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
         """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
-        nothing answers, and DeadlineExceeded after `timeout_s`."""
+        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors."""
         try:
             answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -125,7 +128,8 @@ class Client:
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
         """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
         wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
-        Choices that are resumed come one after the other. Raises Aborted if the client is closed."""
+        Unfinished choices are resumed one after the other, each by a request of its own. If this iterator is closed,
+        the call on the router is cancelled. Raises Aborted if the client is closed."""
         while True:
             try:
                 call = self._inference.Generate(state.request, metadata=self._metadata)

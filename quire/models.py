@@ -20,10 +20,11 @@ DEMO = Path("models") / "demo"
 def find_model(
     model: str | os.PathLike[str] | None, revision: str = "", download_dir: str = "", *, fetch: bool = True
 ) -> Path:
-    """Return the absolute path of the model's folder or GGUF file; None means the demo model. A name of the catalogue
-    or of the Hugging Face hub (`org/name`, `org/name:QUANT`) is downloaded if needed, but a folder or file of that name
-    takes precedence. `revision` and `download_dir` (the cache) are for names of the hub. Without `fetch`, a name of the
-    hub whose model is not in the cache is returned unchanged, and the services look for it.
+    """Return the path of the model's folder or GGUF file, absolute unless it is an unchanged name (see below); None
+    means the demo model. A name of the catalogue or of the Hugging Face hub (`org/name`, `org/name:QUANT`) is
+    downloaded if needed, but a folder or file of that name takes precedence. `revision` and `download_dir` (the cache)
+    are for names of the hub. `fetch` does not matter for the catalogue. Without it, a name of the hub whose model is
+    not in the cache is returned unchanged, and the services look for it.
 
     Raises NotFound if there is no such path or name, or no demo model, Unavailable if a model of the catalogue cannot
     be downloaded, and the errors of `find_hub_model`.
@@ -57,7 +58,8 @@ def find_model(
 def default_model(*, fetch: bool = True) -> tuple[str, Path]:
     """Return name and path of the model that is served if the user names none: the catalogue's default, downloaded if
     needed. If the download fails, a line on standard error gives the reason, and models/demo takes its place. Without
-    `fetch`, nothing is downloaded: models/demo takes its place unless the default is in the cache."""
+    `fetch`, nothing is downloaded: models/demo takes its place unless the default is in the cache. Raises NotFound if
+    models/demo is missing too."""
     model = CATALOG[DEFAULT]
     if not fetch:
         there = fetched(model)

@@ -142,9 +142,10 @@ class RequestOutput:
         return self.usage.cached_tokens if self.usage else None
 
     def add(self, delta: Delta) -> None:
-        """Add a delta. Text, reasoning, tool calls, tokens, logprobs and reasons are appended to the choice
-        `delta.index`, which is made if it is new. Pieces of a tool call are joined. The prompt's ids and logprobs,
-        usage and timings go to the whole result."""
+        """Add a delta. Text, reasoning, tool calls, tokens and logprobs are appended to the choice `delta.index`, which
+        is made, with all before it, if it is new. The finish and stop reasons, the usage and the request id replace
+        earlier ones, if the delta has them. Pieces of a tool call are joined. The prompt's ids and logprobs, usage and
+        timings belong to the whole result."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

@@ -25,7 +25,7 @@ class Bar(Protocol):
 
 
 class TerminalBar:
-    """Shows its bar if standard error is a terminal, and nothing otherwise."""
+    """Shows its bar if standard error is a terminal, and nothing otherwise or for no prompts."""
 
     def __init__(self, total: int, desc: str) -> None:
         self._total, self._desc = total, desc

@@ -20,7 +20,7 @@ _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_
 @dataclass(frozen=True)
 class RepetitionDetectionParams:
     """An answer ends when its last tokens repeat a pattern of `min_pattern_size` to `max_pattern_size` tokens
-    `min_count` times."""
+    `min_count` times. Raises InvalidArgument for `min_count` below 2, which its default is, or a size out of bounds."""
 
     max_pattern_size: int
     min_pattern_size: int = 0
@@ -34,7 +34,8 @@ class RepetitionDetectionParams:
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """The parameters of `LLM.beam_search`, with vLLM's names and defaults."""
+    """The parameters of `LLM.beam_search`, and of a beam search that the router runs, with vLLM's names and
+    defaults."""
 
     beam_width: int
     max_tokens: int
@@ -50,8 +51,8 @@ class BeamSearchParams:
         _number("length_penalty", self.length_penalty, 0, math.inf)
 
     def sampling(self) -> SamplingParams:
-        """Return the SamplingParams of a beam search that the router runs: `n` is the beam width, the temperature is 0.
-        The length penalty is sent apart from them."""
+        """Return the SamplingParams of a beam search that the router runs: `n` is the beam width, the temperature is 0,
+        whatever this object has. The length penalty is sent apart from them."""
         return SamplingParams(
             n=self.beam_width,
             temperature=0,
@@ -63,7 +64,8 @@ class BeamSearchParams:
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The constraint that an answer must match, by vLLM's names. Exactly one of the first six fields is set."""
+    """The constraint that an answer must match, by vLLM's names. Exactly one of the first six fields is set (not None
+    or False); anything else raises InvalidArgument."""
 
     # A JSON schema, as an object or as text.
     json: str | Mapping[str, Any] | None = None
@@ -115,7 +117,8 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Immutable; `clone(temperature=0)` gives a changed copy."""
+    """Immutable; `clone(temperature=0)` gives a changed copy. Raises InvalidArgument for a value of a wrong type or out
+    of bounds, `best_of` below `n`, `min_tokens` above `max_tokens`, and `ignore_eos` beside `structured_outputs`."""
 
     n: int = 1
     # The number of answers that are sampled; None: n. The n likeliest by mean logprob per token are returned, in this

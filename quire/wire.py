@@ -62,8 +62,9 @@ def build_request(
     beams: BeamSearchParams | None = None,
 ) -> inference_pb2.GenerateRequest:
     """Return the protobuf request for a prompt and its parameters. A `cache_salt` wins over the prompt's own. `beams`:
-    the request is a beam search, and `params` are its other parameters. Raises InvalidArgument for an invalid prompt,
-    tool choice or `timeout_s` (0: no limit)."""
+    the request is a beam search, and `params` are its other parameters. If `max_tokens` is None, the answer may fill
+    the context. `timeout_s`: at most 30 days; 0: no limit of the client's. Raises InvalidArgument for an invalid
+    prompt, tool choice or `timeout_s`, token ids beyond int32, and values that JSON does not have."""
     asked = normalise(prompt)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
@@ -267,9 +268,9 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
 
 
 def _add_tool_choice(request: inference_pb2.GenerateRequest, prompt: ChatPrompt) -> None:
-    """Write a conversation's tool choice into the request; a named function is sent as required with its name. Also
-    writes whether calls may be parallel, and whether reasoning and tool calls come apart from the text. Raises
-    InvalidArgument for another choice."""
+    """Write a conversation's tool choice into the request; a named function is sent as required with its name, and auto
+    is not sent. Also writes whether calls may be parallel, and whether reasoning and, if there are tools, tool calls
+    come apart from the text. Raises InvalidArgument for another choice."""
     choice = prompt.tool_choice
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

@@ -1,7 +1,7 @@
 """Sends the requests of a batch from several threads, each with its own connection, and stores the answers.
 
 If a server asks to retry later (429, 503, or 529 in Anthropic's API), or if the connection breaks, the request is sent
-again after the time that the server names.
+again after a pause that grows, or after the time that the server names if that is longer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def run_batch(
     files: BatchFile, todo: Sequence[BatchRequest], base_url: str, api_key: str | None, concurrency: int, retries: int
 ) -> int:
     """Send every request of `todo` from at most `concurrency` threads, and append each answer, good or failed, to the
-    file. Each request is sent up to `retries` more times. Returns the number of requests that failed finally. On a
-    terminal, standard error shows the count. If the run is interrupted, the answers so far are kept."""
+    file. A request without an answer, or with the status 429, 503 or 529, is sent up to `retries` more times. Returns
+    the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
+    interrupted, the answers so far are kept, and requests that have not begun are not sent."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
@@ -68,9 +69,9 @@ class _Sender:
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
         """Send the request, and return its line of the output in OpenAI's form: the body in `response` for status 200,
-        else in `error`. Without an answer, or after 429, 503 or 529, the request is sent again, `retries` times at
-        most. The wait before it is 0.5 s and doubles each time, or is what the server names if that is longer; at most
-        30 s."""
+        else in `error`. Without an answer (status 0), or after 429, 503 or 529, the request is sent again, `retries`
+        times at most. The wait before it is 0.5 s, then twice the last wait, or what the server names if that is
+        longer; at most 30 s."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
@@ -89,8 +90,8 @@ class _Sender:
 
     def _send_once(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
         """Send the request once over this thread's connection. Returns the status (0: no answer), the body, and the
-        seconds of Retry-After (0: none). A connection error or an answer that is not JSON becomes a body with `code`
-        and `message`."""
+        seconds of Retry-After (0: none, or not a number). The connection stays open for the thread's next request. A
+        connection error or an answer that is not JSON becomes a body with `code` and `message`."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection

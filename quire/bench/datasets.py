@@ -1,5 +1,4 @@
-"""Data sets of requests: random prompts, a trace of a real service, or a file. The trace and files may also have
-arrival times.
+"""Data sets of requests: random prompts, a trace of a real service, or a file. Only the trace has arrival times.
 
 Prompts of random data and of the trace are token ids, so that their length is exact and no tokenizer is needed. For a
 chat they are words, and their length is only approximate; the report has the counted tokens.
@@ -32,7 +31,8 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class RandomLengths:
-    """Random lengths, uniform from `mean * (1 - ratio)` to `mean * (1 + ratio)`, as in vLLM."""
+    """Random lengths, uniform from `mean * (1 - ratio)` to `mean * (1 + ratio)`, as in vLLM; at least 1. `prefix_len`
+    tokens, which all prompts share, are added to the input."""
 
     input_len: int = 1024
     output_len: int = 128
@@ -44,8 +44,8 @@ def random_requests(
     count: int, lengths: RandomLengths, vocabulary: int, seed: int, *, words: bool = False
 ) -> list[BenchRequest]:
     """Return `count` requests with random lengths, as `lengths` says, of random token ids below `vocabulary`, or of
-    words. The same seed gives the same requests. The first `prefix_len` tokens are the same in all prompts, and come
-    before the random length."""
+    words. The same seed gives the same requests. The first `prefix_len` tokens are the same in all prompts, and are
+    added to the random length."""
     numbers = random.Random(seed)
     prefix = _tokens(numbers, lengths.prefix_len, vocabulary)
     requests = []
@@ -69,11 +69,12 @@ def trace_requests(
     most_input: int = 0,
     most_output: int = 0,
 ) -> list[BenchRequest]:
-    """Return requests made from the first `count` lines of a Mooncake trace (timestamp in ms, input_length,
-    output_length, hash_ids). Equal hash ids give equal blocks of 512 tokens. Arrival times count from the first line;
-    `speed` 2 replays twice as fast. `most_input` and `most_output` limit lengths (0: no limit), for models with a
-    shorter context. `words`: prompts are words, not token ids. Raises InvalidArgument for a malformed line, and
-    NotFound if the file cannot be read."""
+    """Return one request for each of the first `count` lines, or fewer if there are fewer, of a Mooncake trace
+    (timestamp in ms, input_length, output_length, hash_ids). Equal hash ids give equal blocks of 512 tokens; the prompt
+    is the blocks, cut to its length. Arrival times are seconds since that of the first line; `speed` 2 replays twice as
+    fast. `most_input` and `most_output` limit lengths (0: no limit), for models with a shorter context. `words`:
+    prompts are words, not token ids. Raises InvalidArgument for a malformed line, and NotFound if the file cannot be
+    read."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):

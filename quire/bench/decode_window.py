@@ -23,8 +23,9 @@ _ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow:
-    """The window. `concurrency` requests decode in it, for `seconds` in all. `per_token_s` has the seconds per token of
-    each request whose tokens per event are known, over all of its time in the window."""
+    """The window, which may have several spans of time. `concurrency` requests decode in it, for `seconds` in all; both
+    are 0 if there is no such time. `per_token_s` has the seconds per token of each request whose tokens per event are
+    known and that has two events in one of the spans."""
 
     concurrency: int
     seconds: float

@@ -30,8 +30,9 @@ def run_load(
     target: Target, plan: Sequence[PlannedRequest], *, max_concurrency: int = 0, processes: int = 1
 ) -> tuple[float, list[Outcome]]:
     """Send the plan's requests from this process or from several, among which requests and `max_concurrency` (0: no
-    limit) are divided. Returns the `perf_counter` time at which that began, and all outcomes in the order of the plan.
-    Raises Internal if a process fails. No child process is left."""
+    limit) are divided; each process may send at least one at a time, so that more processes than `max_concurrency`
+    exceed it. Returns the `perf_counter` time at which that began, and all outcomes by their index in the plan. Raises
+    Internal if a process fails. No child process is left."""
     if processes <= 1:
         begin_s = perf_counter()
         return begin_s, sorted(_run_here(target, plan, max_concurrency, begin_s), key=lambda outcome: outcome.index)
@@ -78,9 +79,9 @@ def _run_here(target: Target, plan: Sequence[PlannedRequest], max_concurrency: i
 def _drive(
     children: Sequence[subprocess.Popen[str]], target: Target, plan: Sequence[PlannedRequest], max_concurrency: int
 ) -> tuple[float, list[Outcome]]:
-    """Divide the plan among the children by turns, and make all begin 0.2 s after the last is ready. Returns that time,
-    and all outcomes in the order of the plan. Raises Internal if a child ends early, writes anything else, or loses
-    requests."""
+    """Divide the plan and `max_concurrency` (at least 1 for each; 0: no limit) among the children by turns, and make
+    all begin 0.2 s after the last is ready. Returns that time, and all outcomes in the order of the plan. Raises
+    Internal if a child ends early, writes anything else, or loses requests."""
     count = len(children)
     for number, child in enumerate(children):
         stdin = _pipe(child.stdin)

@@ -37,9 +37,9 @@ class ReportOptions:
 
 def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
     """Return the report with vLLM's names. Throughputs are over the time from `begin_s` to the last token; latencies
-    have mean, median, std and percentiles in milliseconds. Failed requests are only counted, with the five most
-    frequent causes. Goodput counts requests that keep all limits. `decode_tpot` is left out if it is not known. With
-    `detailed`, lists have one entry per request."""
+    have mean, median, std and percentiles in milliseconds. Failed requests are left out of these; they are counted,
+    with the five most frequent causes. Goodput counts requests that keep all limits. `decode_tpot` is left out if it is
+    not known. With `detailed`, lists have one entry per request, failed ones included."""
     done = [outcome for outcome in outcomes if outcome.ok]
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
@@ -89,8 +89,9 @@ def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOpti
 
 
 def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
-    """Return the report as the text of vLLM's table, with the latencies of `options.metrics`, and a line for each cause
-    of failures. Counts that the report lacks are left out; a latency that it lacks is `unknown`."""
+    """Return the report as the text of vLLM's table, with mean, median and percentiles of `options.metrics`, and a line
+    for each cause of failures. Counts that the report lacks, or that are no numbers, are left out; a latency that it
+    lacks is `unknown`."""
     lines = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     rows: list[tuple[str, str, str]] = [
         ("Successful requests:", "completed", "d"),

@@ -20,7 +20,8 @@ _TOKEN_IDS = re.compile(rb'"token_ids": ?\[([^\]]*)\]')
 
 
 class StreamConnection(asyncio.Protocol):
-    """`send` sends a request and returns its future. `reusable` says whether another request may follow."""
+    """`send` sends a request and returns its future. After an answer, `reusable` says whether another request may
+    follow; a new connection takes its first request without it."""
 
     def __init__(self, *, keep_events: bool) -> None:
         self.reusable = False
@@ -138,8 +139,9 @@ class StreamConnection(asyncio.Protocol):
 
     def _payload(self, payload: bytes, now_s: float) -> None:
         """Take server-sent events from the body, and record each in the outcome: a choice with its number of token ids,
-        the usage, or an error. A chat's first event, which has only the role, is skipped. An incomplete event waits for
-        more. The body of an answer other than 200 is kept for its error."""
+        the usage, or an error. A chat's first event, which has only the role, is skipped. With `keep_events`, the
+        outcome also gets the text of each event but that one and `[DONE]`. An incomplete event waits for more. Of an
+        answer other than 200, the first 2000 bytes are kept for its error."""
         if self._status != 200:
             self._body = (self._body + payload)[:_MAX_ERROR_BYTES]
             return

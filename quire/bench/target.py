@@ -21,7 +21,7 @@ ALIASES = {"vllm": "openai", "quire": "openai"}
 
 @dataclass(frozen=True)
 class Target:
-    """`body` are fields of every request; `headers` are sent with each request."""
+    """`body` are further fields of every request; `headers` are sent with each request."""
 
     base_url: str
     endpoint: str
@@ -68,7 +68,7 @@ class Target:
     def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
         """Return one HTTP/1.1 POST request, head and body, for a streamed answer with usage of at most `output_len`
         tokens. For chat, the prompt is the user's message. The target's `body` has further fields, which take
-        precedence."""
+        precedence over all but the prompt."""
         fields: dict[str, Any] = {
             "model": self.model,
             "stream": True,

@@ -37,9 +37,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. `spare` is the number of extra replicas with which the load stays within its limits while one replica
-    is down. `batch` is the number of sequences that a replica runs at a time. `busy` is the used share of a replica's
-    capacity. `basis`: see `SpeedModel.basis`."""
+    """The result. `replicas` are those for the load. `spare` is the number of extra replicas with which the load stays
+    within its limits while one replica is down. `batch` is the number of sequences that a replica runs at a time.
+    `busy` is the used share of a replica's capacity. `requests_per_s`, the GiB and the tokens are those of one replica.
+    `kv_tokens` is the room of its KV cache, and `needed_kv_tokens` the part that `batch` mean requests fill. `basis`:
+    see `SpeedModel.basis`."""
 
     replicas: int
     spare: int
@@ -133,8 +135,9 @@ def _batches(kv_tokens: int, load: Load) -> list[int]:
 
 def _latencies(speed: SpeedModel, load: Load, batch: int, busy: float) -> tuple[float, float]:
     """Return the mean time to the first token and the mean time between tokens, in ms. They are for a replica that uses
-    the share `busy` of its capacity, with at most `batch` sequences. Prefill slows decoding in proportion. The waiting
-    time is that of a queue with random arrivals and constant service times (M/D/1)."""
+    the share `busy` of its capacity, with at most `batch` sequences. Prefill slows decoding in proportion. The first
+    token takes the wait, the prompt's own time and one step. The waiting time is that of a queue with random arrivals
+    and constant service times (M/D/1)."""
     capacity = speed.requests_per_s(load.prompt_tokens, load.output_tokens, batch)
     running = max(1.0, busy * batch)
     step_ms = speed.itl_ms(math.ceil(running), load.prompt_tokens + load.output_tokens / 2)

@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table of options for each member of the stack, or all as JSON. Each service is asked with the command
-    line that it would get. The table leaves out options at their defaults unless --all is given. Raises InvalidArgument
-    for an unknown service or an option that a service refuses."""
+    """Print a table of options for each member of the stack, or of one service if it is named, or all as JSON. The
+    program of each service is run with --explain-config and the command line that it would get; none begins to serve.
+    The table leaves out options at their defaults unless --all is given. Raises InvalidArgument for an unknown service
+    or an option that a service refuses."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
 
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _ask(command: list[str], environ: dict[str, str]) -> list[dict[str, Any]]:
     """Run a service's command with --explain-config, and return its options, each with name, value, source, default and
-    help. If it fails, raises InvalidArgument with the error of the last line that it wrote."""
+    help. If it fails, raises InvalidArgument with the error of the last line that it wrote. Raises
+    subprocess.TimeoutExpired after 60 s."""
     from quire.errors import InvalidArgument
 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT_S, check=False)

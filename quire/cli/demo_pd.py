@@ -1,5 +1,5 @@
 """`quire demo-pd`: starts prefill and decode replicas, each member in its own network namespace. It answers long
-prompts, shows in tables how their pages moved, and stops everything without leaving a process or file."""
+prompts, shows in tables how their pages moved, and stops everything. If the stack fails, its logs are left."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start prefill and decode replicas, each member in a network namespace unless --no-netns is given. Print the
-    answers to long prompts and tables of how their pages moved, then stop all. Returns the exit code: 1 if a process, a
-    namespace or an interface is left."""
+    answers to long prompts and tables of how their pages moved, then stop all. SIGTERM stops the demo as Ctrl-C does.
+    Returns the exit code: 1 if a process or the network's interface is left."""
     from quire.cli.output.page_flow import flow_matrix, flow_table
     from quire.cli.output.page_watch import PageWatch
     from quire.cli.output.progress import ProgressLines
@@ -135,7 +135,8 @@ def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
 
 def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> PageFlow:
     """Send long prompt number `number` to the stack, print its last line and the streamed answer, and return the flow
-    of its pages. The times to the first token, and from it to the second, are measured here."""
+    of its pages. The times to the first token, and from it to the second, are measured here; with one token, the latter
+    is 0."""
     from quire.outputs import HopTiming
     from quire.sampling_params import SamplingParams
 

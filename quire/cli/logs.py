@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the last --lines lines of the services' logs together, merged by time. With --follow, print new lines as
-    they come, until Ctrl-C. Raises InvalidArgument for an unknown service."""
+    """Print the last --lines lines of the services' logs together, merged by time: those of one service or member if it
+    is named, else of all and the supervisor. With --follow, print new lines as they come, until Ctrl-C. Raises
+    InvalidArgument for an unknown service."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory

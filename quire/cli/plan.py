@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute the plan for the model, GPU and load, and print it as a table with the basis of each figure, or as JSON.
-    Raises InvalidArgument for numbers out of range, FailedPrecondition if there is no plan."""
+    Raises InvalidArgument for numbers out of range or a model without usable sizes, FailedPrecondition if there is no
+    plan, and the errors of `find_model`."""
     from quire.capacity.model_sizes import read_sizes
     from quire.capacity.planner import Load, plan
     from quire.errors import InvalidArgument

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Restart the named services in turn or, with --rolling, every replica, tokenizer and the kvstore, and print a line
-    for each. Returns exit code 0 when all serve again. Raises InvalidArgument for unknown names, or for neither names
-    nor --rolling. Raises FailedPrecondition if the stack does not run, DeadlineExceeded if a member is not ready in
-    time."""
+    for each. Returns exit code 0 when all serve again. Raises InvalidArgument for unknown names, and for both or
+    neither of names and --rolling. Raises FailedPrecondition if the stack is not ready or ends meanwhile,
+    DeadlineExceeded if a member is not ready in time."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.rolling import Rolling, rolling_turns, turns_of
     from quire.local.spec import service_of

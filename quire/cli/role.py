@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table of all replicas with role and load or, if one is named, change its role and print the former one.
-    Returns exit code 0. Raises FailedPrecondition if the stack does not run, InvalidArgument for an unknown scheduler
-    or no role, and the scheduler's errors."""
+    """Print a table of all replicas with role and load or, if one is named, change its role until it is restarted, and
+    print the former role and how many requests had to leave. Returns exit code 0. Raises FailedPrecondition if the
+    stack does not run, InvalidArgument for an unknown scheduler or no role, and the scheduler's errors."""
     from quire.errors import FailedPrecondition, InvalidArgument
     from quire.local.state import StateDirectory
 
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler_pb2.SetRoleResponse:
     """Ask a scheduler to take a role, wait for its answer, and return it. Requests that the role is not meant for have
-    `timeout_s` to end; those left then go elsewhere. Raises the scheduler's typed error, or Unavailable if it does not
-    answer."""
+    `timeout_s` to end; those left then go elsewhere. Raises the scheduler's typed error, Unavailable if it cannot be
+    reached, or DeadlineExceeded if it does not answer within `timeout_s` and 5 s more."""
     import grpc
 
     from quire.local.service_tls import sync_channel

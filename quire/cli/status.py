@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     """Print the stack's addresses, and a table of its members with phase, pid, port, memory and restarts, or all as
-    JSON. Returns 0 if the stack and every member are ready, else 1, also if the stack does not run."""
+    JSON. A member whose process has ended is `exited`, or `failed` if it is not started again. Returns 0 if the stack
+    and every member are ready, else 1, also if the stack does not run."""
     from quire.local.state import StateDirectory
 
     state = StateDirectory(args.name).read()

@@ -1,5 +1,5 @@
-"""All checks, in the order in which they are shown. No check raises an error, changes anything, or takes more than a
-few seconds."""
+"""All checks, in the order in which they are shown. A check reports a problem as a finding, changes nothing, and takes
+20 s at most."""
 
 from __future__ import annotations
 

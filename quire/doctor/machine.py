@@ -58,7 +58,7 @@ def check_shared_memory() -> Finding:
 
 def check_disk() -> Finding:
     """Warn if the disk of Quire's state folder cannot be written, or has less than 2 GiB free. Stacks keep their logs
-    on it, and by default the kvstore's pages."""
+    on it, and temporary stacks also the kvstore's pages."""
     place = base_directory()
     while not place.exists():
         place = place.parent

@@ -29,7 +29,7 @@ def check_python() -> Finding:
 
 
 def check_services() -> Finding:
-    """Warn if a service's package is not installed; fail if gRPC's packages have different versions."""
+    """Warn if a service's package is not installed; otherwise fail if gRPC's packages have different versions."""
     missing = []
     for service in SERVICES:
         try:
@@ -77,9 +77,9 @@ def _requirements(package: str) -> list[str]:
 
 
 def check_gpu(*, needed: bool) -> Finding:
-    """Check the first GPU and its driver with nvidia-smi. Without nvidia-smi, or if it fails, that is a failure if a
-    GPU is `needed`; otherwise ok or a warning. Warn of a driver older than 580, or of a GPU with more than a tenth of
-    its memory in use."""
+    """Check the first GPU and its driver with nvidia-smi. If nvidia-smi is missing or fails, that is a failure if a GPU
+    is `needed`. Otherwise, a missing one is ok, and one that fails is a warning. Warn of a driver older than 580, or of
+    a GPU with more than a tenth of its memory in use."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if needed:

@@ -62,7 +62,8 @@ class HubModel:
 
 def parse_hub_name(name: str, revision: str = "", download_dir: str = "") -> HubModel | None:
     """Return the model that a name of the form `org/name` or `org/name:QUANT` means, or None for other texts, such as
-    paths. Raises InvalidArgument for a malformed revision."""
+    paths. An empty `revision` means main, and an empty `download_dir` the folder of `hub_cache_folder`. Raises
+    InvalidArgument for a malformed revision."""
     match = _HUB_NAME.fullmatch(name) if len(name) <= _MAX_NAME_CHARS else None
     if match is None or "--" in name or ".." in name or name.lower().endswith(".gguf"):
         return None

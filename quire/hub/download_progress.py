@@ -15,8 +15,8 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def report_folder_growth(folder: Path, total_bytes: int, progress: Progress) -> Iterator[None]:
-    """Within the context, call `progress(done, total_bytes)` five times a second, from a thread of its own. `done`
-    is the number of bytes by which the folder has grown, at most `total_bytes`. When the context ends, no more calls
+    """Within the context, call `progress(done, total_bytes)` five times a second, from a thread of its own. `done` is
+    the number of bytes by which the folder has grown, at most `total_bytes`. When the context has ended, no more calls
     come."""
     stopped, initial_bytes = threading.Event(), folder_bytes(folder)
 

@@ -38,8 +38,8 @@ def emit(event: events.Event) -> None:
 
 
 async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
-    """Run the stack until SIGTERM or SIGINT stops it, its owner ends, or it fails. SIGHUP starts members again that are
-    down. Returns False if the stack failed."""
+    """Run the stack until SIGTERM or SIGINT stops it (a second one ends the draining), its owner ends, or it fails.
+    SIGHUP starts members again that are down. Returns False if the stack failed."""
     supervisor = Supervisor(spec, directory, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,8 +51,8 @@ async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
 
 
 def sweep(directory: StateDirectory) -> None:
-    """End the processes that an earlier supervisor of this stack left behind when it was killed. This process holds the
-    lock of the state directory, so the earlier supervisor is dead."""
+    """End, without draining, the processes that an earlier supervisor of this stack left behind when it was killed.
+    This process holds the lock of the state directory, so the earlier supervisor is dead."""
     before = directory.read()
     if before is not None:
         stop_stack(before, 0.0)
@@ -62,7 +62,8 @@ def main() -> int:
     """Run a supervisor for the StackSpec on the first line of standard input, while it holds the lock of the stack's
     directory. What earlier supervisors left behind is ended or removed first. A temporary stack's pages are removed at
     the end, and its directory too if it ended well. Returns the exit code: 0 if the stack was stopped, 1 if it failed
-    at its start or later."""
+    at its start or later. It is 1 too, after a Failed event, for a QuireError, such as that of a lock which another
+    supervisor holds."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:

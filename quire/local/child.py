@@ -1,4 +1,4 @@
-"""Starts a service in this process, which the kernel kills when the supervisor dies for any reason.
+"""Starts a service in this process, which the kernel of Linux kills when the supervisor dies for any reason.
 
 The supervisor runs this file by path (`python -I -S child.py SUPERVISOR_PID NICENESS COMMAND...`), so it imports only
 the standard library. It uses the kernel's PR_SET_PDEATHSIG, which survives exec, needs no cooperation of the service,
@@ -20,7 +20,7 @@ EXIT_ORPHANED = 3
 
 def main(argv: list[str]) -> NoReturn:
     """Replace this process by a command. `argv` has the supervisor's pid, the nice value to add, and the command's
-    words. The kernel kills the process when the supervisor dies. If the supervisor is dead already, exit with
+    words. On Linux, the kernel kills the process when the supervisor dies. If the supervisor is dead already, exit with
     EXIT_ORPHANED."""
     supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
     os.nice(niceness)

@@ -72,8 +72,9 @@ class Keeper:
 
     async def run(self) -> NoReturn:
         """Watch the member, which is ready when this method is called, and start another process, after the policy's
-        delay, whenever it ends. The state file and events tell of each end and restart. A member that is given up waits
-        for `retry`. Raises StartFailed instead if the stack cannot serve without it."""
+        delay, whenever it ends. The state file tells of each end and restart, and events of each but an end in order:
+        exit code 0 after it served. A process that cannot be started counts as one that never served. A member that is
+        given up waits for `retry`. Raises StartFailed instead if the stack cannot serve without it."""
         clock = asyncio.get_running_loop().time
         child: ChildProcess = self._roster.children[self._name]
         ready_at: float | None = clock()

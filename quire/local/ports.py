@@ -23,8 +23,8 @@ class HeldPorts:
         return self._hold(host, 0)
 
     def reserve(self, host: str, port: int) -> bool:
-        """Hold this port until `close`. Returns False if it cannot be bound, or if a server could not listen on it
-        now."""
+        """Hold this port until `close`. Returns False if it cannot be bound, or if a server could not listen on it now;
+        in the second case, it is held all the same."""
         try:
             self._hold(host, port)
         except OSError:

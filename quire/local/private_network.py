@@ -41,8 +41,8 @@ _numbers = itertools.count()
 
 
 class PrivateNetwork:
-    """A context manager. Raises FailedPrecondition NO_NAMESPACES if this system or this user may not make
-    namespaces."""
+    """A context manager. The constructor makes the namespaces and cables, for at most 250 names (else ValueError). It
+    raises FailedPrecondition NO_NAMESPACES if this system or this user may not make namespaces."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(names) > _MOST_NAMES:
@@ -84,7 +84,7 @@ class PrivateNetwork:
         return self._run(self._tools["nsenter"], f"--net={self._path(self._switch)}", "--", *command, text=text)
 
     def is_there(self) -> bool:
-        """Whether anything of the network is visible in the system."""
+        """Whether the interface through which this machine reaches the members still exists."""
         return Path(f"/sys/class/net/{self._uplink}").exists()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class PrivateNetwork:
 
     def _run(self, *command: str, text: str = "") -> str:
         """Run a command, with `text` as its input, and return its standard output. Raises FailedPrecondition, with the
-        first line of its error, if it cannot be run or fails."""
+        first line of its error, if it cannot be run or fails, and subprocess.TimeoutExpired after 20 s."""
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         except OSError as error:

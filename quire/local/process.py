@@ -22,7 +22,8 @@ _BOOTSTRAP = Path(__file__).with_name("child.py")
 
 
 class ChildProcess:
-    """A child process with its own session and process group. The kernel kills it when its parent ends."""
+    """A child process with its own session and process group. On Linux, the kernel kills it when its parent ends. The
+    constructor starts it, and needs a running event loop."""
 
     def __init__(
         self,
@@ -34,8 +35,9 @@ class ChildProcess:
         again: bool = False,
         niceness: int = 0,
     ) -> None:
-        """`again`: append to the log of the member's earlier process. `niceness` is the Unix nice value; a higher value
-        gives other processes precedence."""
+        """Start the process, with no input and with its output in the log. `again`: append to the log of the member's
+        earlier process; otherwise that log is renamed to `.log.1`. `niceness` is added to the Unix nice value; a higher
+        value gives other processes precedence."""
         self.name = name
         self.log = log
         self.exited = asyncio.Event()
@@ -59,7 +61,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code: None while the process runs, and negative if a signal ended it."""
+        """Return the exit code: None until the process has ended and was reaped, and negative if a signal ended it."""
         return self._popen.returncode
 
     def terminate(self) -> None:

@@ -31,7 +31,7 @@ _PROGRESS_S = 0.1
 
 
 class Roster:
-    """The members of one stack. `state` is written to the state file whenever it changes."""
+    """The members of one stack. `state` is written to the state file after each change."""
 
     def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
         self.children: dict[str, ChildProcess] = {}
@@ -46,8 +46,11 @@ class Roster:
         self._began = time.monotonic()
 
     def choose_ports(self) -> None:
-        """Choose and hold a port for every member, and one for HTTP: the user's for the router, free ones for the
-        others. Ports held before are released. Raises StartFailed PORT_IN_USE if a port that the user has chosen is
+        """Choose and hold a port for every member, and one for HTTP. The user may choose the router's gRPC port
+        (--grpc-port) and the HTTP port (--port). If such a port is 0, it is a free one, as that of every other member
+        is. The user's two ports are held on the spec's host, and the others on loopback; in network namespaces, free
+        ports are always on loopback. The ports stay held, beside the members that listen on them, until `close` or the
+        next call. Does not write the state file. Raises StartFailed PORT_IN_USE if a port that the user has chosen is
         taken."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
@@ -78,15 +81,17 @@ class Roster:
 
     def spawn_again(self, name: str) -> ChildProcess:
         """Start another process in the place of one that ended, on the same port, and return it. The state file counts
-        the restart. Does not wait until it serves."""
+        the restart. An event reports it as `starting`. Does not wait until it serves. Raises OSError if no process can
+        be started."""
         self._spawn(name, again=True, restarts=self.state.services[name].restarts + 1)
         self._write()
         self._progress(name, "starting")
         return self.children[name]
 
     async def until_serving(self, name: str) -> None:
-        """Return when the member can do its work: by gRPC health, and for the router also by /readyz. Waits without
-        limit. Until then, events report its progress, for a worker that of its loading."""
+        """Return when the member can do its work: by gRPC health, and for the router also by /readyz, or by that alone
+        if the router serves TLS. Then the state file and an event say `ready`. Waits without limit. Until then, events
+        report its progress, for a worker that of its loading."""
         service = service_of(name)
         address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
@@ -112,8 +117,9 @@ class Roster:
         return read_root_cause(child.log, child.exit_code, child.log_start)
 
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
-        """Record in the state file that the member's process has ended. Unless the process was `asked` to end, an event
-        reports the cause. A negative `restart_in_s` means that no other process will follow."""
+        """Record in the state file that the member's process has ended: the phase is `exited`, or `failed` if no other
+        process will follow. Unless the process was `asked` to end, an event reports the cause. A negative
+        `restart_in_s` means that none will."""
         state = self.state.services[name]
         phase = "exited" if restart_in_s >= 0 else "failed"
         if asked:
@@ -152,7 +158,7 @@ class Roster:
         return [name for name, service in self.state.services.items() if service.phase == "failed"]
 
     def set_phase(self, phase: str) -> None:
-        """Set the phase of the whole stack."""
+        """Set the phase of the whole stack, and write the state file."""
         self.state.enter_phase(phase)
         self._write()
 
@@ -166,8 +172,8 @@ class Roster:
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
         """Start a process of the member with its command line, environment, stack mark and log, and enter it in the
-        state as `starting`. Members other than workers run at a lower priority. `again`: append to the log of the
-        member's earlier process. `restarts` is the number of its restarts."""
+        state as `starting`; the caller writes the state file. Members other than workers run at a lower priority.
+        `again`: append to the log of the member's earlier process. `restarts` is the number of its restarts."""
         environment = {**self._spec.environment(name), MARK_VARIABLE: self.state.stack_id}
         command = self._spec.command(name, self._ports)
         niceness = 0 if service_of(name) == "worker" else NICENESS

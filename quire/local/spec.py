@@ -46,7 +46,8 @@ _SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}, "router": {"red
 @dataclass(frozen=True)
 class StackSpec:
     """The description of a stack. `flags` are further options by service or member, spelled as the service spells them,
-    without the dashes.
+    without the dashes. Raises InvalidArgument for a number of members out of range, and for prefill replicas without
+    others that decode, or the reverse.
 
     A flag without a value is True, or False for its `--no-` form.
     """
@@ -170,8 +171,8 @@ class StackSpec:
 
     def environment(self, member: str) -> dict[str, str]:
         """Return the member's environment: this process's, Python's settings, a worker's GPU, the kvstore's default
-        disk folder, and all credentials. Credentials are here, since every user of the machine may read command
-        lines."""
+        disk folder, and all credentials. This process's variables win over the default disk folder, and the others win
+        over them. Credentials are here, since every user of the machine may read command lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
@@ -199,7 +200,8 @@ class StackSpec:
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str | bool]:
         """Return the flags that a member gets from the stack: its address, log format, drain time, instance name, TLS
-        files, and by service its model, its role and the addresses of its peers."""
+        files, and by service its model, its role and the addresses of its peers. A worker's threads are its share of
+        half of the cores. A member of a private network may be reached without TLS."""
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}
         common: dict[str, str | bool] = {
             "listen": at[member],

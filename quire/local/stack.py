@@ -25,8 +25,9 @@ class LocalStack:
     detached stack goes on without this process."""
 
     def __init__(self, spec: StackSpec, on_event: OnEvent = lambda event: None) -> None:
-        """Start the stack; return when all services serve. Raises StartFailed with the root cause; no process is left
-        running then."""
+        """Start the stack; return when all services serve. `on_event` is called with each event, in this thread until
+        then. Later events of an owned stack come in a thread of its own; those of a detached stack are not followed.
+        Raises StartFailed with the root cause; no process is left running then."""
         self.spec = spec
         self.directory = StateDirectory(spec.name)
         self.deaths: list[events.Died] = []

@@ -92,7 +92,8 @@ def base_directory() -> Path:
 
 
 class StateDirectory:
-    """The files of one stack, by its name."""
+    """The files of one stack, by its name. Raises InvalidArgument for a name that is not allowed. Nothing is
+    created."""
 
     def __init__(self, name: str = DEFAULT_NAME, base: Path | None = None) -> None:
         if not _NAME.fullmatch(name):

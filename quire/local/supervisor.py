@@ -47,16 +47,18 @@ class Supervisor:
             keeper.retry()
 
     async def run(self) -> bool:
-        """Run the stack until a stop is requested. Returns False if it never became ready, or lost a service for good;
-        then it is stopped too. At the end no member runs, and the ports are released."""
+        """Run the stack until a stop is requested. Returns False if its start failed, or if a member that it cannot do
+        without was given up; then it is stopped too. A stop during the start returns True. At the end no member runs,
+        and the ports are released."""
         try:
             return await self._live()
         finally:
             self._roster.close()
 
     async def _live(self) -> bool:
-        """Start the stack, keep it alive, and stop it wave by wave. If the stack fails, stop all members, report the
-        cause by an event, and return False."""
+        """Start the stack, keep it alive, and stop it wave by wave. The state file and an event report the end. If the
+        stack fails, stop all members, report the cause in the same way, and return False. At any other error, stop all
+        members too, and raise it."""
         try:
             await self._start()
             if not self._stop.is_set():
@@ -79,8 +81,8 @@ class Supervisor:
 
     async def _start(self) -> None:
         """Start all members, and return when all serve or a stop was requested. If another process takes one of their
-        ports, stop them and start all with other ports, three times at most. Raises StartFailed if a member dies, not
-        all are ready in time, or a port is taken."""
+        ports, stop them and start all with other ports, in three attempts at most. Raises StartFailed if a member dies,
+        not all are ready in time, or a port that the user has chosen is taken."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._roster.choose_ports()
             self._roster.spawn_all()
@@ -94,9 +96,9 @@ class Supervisor:
                 await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
 
     async def _until_ready(self) -> None:
-        """Wait until all members serve, and report this by an event; or return when a stop is requested. Raises
-        StartFailed if not all are ready in time, or if a member dies. Members that die within 0.3 s are looked at
-        together, and the first in order of dependency is the cause."""
+        """Wait until all members serve, and report this by the state file and an event; or return when a stop is
+        requested. Raises StartFailed if not all are ready in time, or if a member dies. Members that die within 0.3 s
+        are looked at together, and the first in order of dependency is the cause."""
         roster = self._roster
         ready = asyncio.gather(*(roster.until_serving(name) for name in self._spec.members))
         deaths = [asyncio.ensure_future(child.exited.wait()) for child in roster.children.values()]
@@ -138,7 +140,7 @@ class Supervisor:
     async def _stop_children(self, limit_s: float, waves: Iterable[Sequence[str]]) -> tuple[str, ...]:
         """End all members, wave by wave, so that members end before the members that they call. Each wave gets SIGTERM;
         after `limit_s` in all, or a second stop request, those that still run are killed. Returns the names of the
-        killed ones."""
+        killed ones, when all have ended; the roster then has no children."""
         deadline, killed = time.monotonic() + limit_s, list[str]()
         for wave in waves:
             children = [child for name, child in self._roster.children.items() if name in wave]

@@ -87,7 +87,8 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool, fetch: bool = True) -> StackSpec:
     """Return the spec of the stack that the flags describe, with the path of its model and this HTTP port. First the
-    flags are checked; then the model (default: the catalogue's) is downloaded if needed, unless `fetch` is false.
+    flags are checked; then the model (default: the catalogue's) is downloaded if needed. Without `fetch`, only a named
+    model of the catalogue is downloaded. Without a served name among the flags, clients call the model as `model` does.
     `owned`: the stack ends with the process that starts it. Raises InvalidArgument or Unsupported for bad flags, an
     incomplete TLS folder, and credentials that would admit everybody, and the errors of `find_model`."""
     for key in args.api_key:

@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the time of one batch, `num_iters` times after the warm-up, and print its mean, percentiles and all times
-    as one JSON object. Every iteration has other prompts, so that no cache helps. Returns the exit code 0."""
+    """Measure the time of one batch, `num_iters` times after the warm-up, and print its mean, percentiles and all
+    times, in seconds, as one JSON object; --output-json writes it to a file too. Every iteration has other prompts, so
+    that no cache helps. Returns the exit code 0."""
     from quire.bench.statistics import percentile
     from quire.sampling_params import SamplingParams
 

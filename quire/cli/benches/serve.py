@@ -1,7 +1,7 @@
 """Load on a running server over HTTP, streaming, with vLLM's flags, table and JSON.
 
-Works with any server that speaks OpenAI's API: prompts are token ids, so that no tokenizer is needed and lengths are
-exact.
+Works with any server that speaks OpenAI's API: random prompts and those of a trace are token ids, so that no tokenizer
+is needed and lengths are exact. For chat they are words, of approximate length.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait for the server, send the load at the times of the data set or of --request-rate, and print vLLM's table.
-    Flags may ask for warm-up requests before, a result file and an SVG plot. Returns the exit code: 1 if no request
-    succeeded. Raises InvalidArgument for bad flags, NotFound for a data set that cannot be read, and Unavailable if the
-    server does not answer."""
+    """Send the first request until the server answers it, then send the load, and print vLLM's table. Requests are sent
+    at the times of --request-rate if it is given, or else of the data set; without either, all at once. Flags may ask
+    for warm-up requests before, a result file and an SVG plot. Returns the exit code: 1 if no request succeeded. Raises
+    InvalidArgument for bad flags, NotFound for a data set that cannot be read, and Unavailable if the server does not
+    answer."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts
@@ -125,9 +126,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Write the report as a line of JSON to the file of --result-dir and --result-filename, or append it. Without a
-    file name, the name is made of backend, rate, model and date. Does nothing unless --save-result, --append-result or
-    --result-filename is given."""
+    """Write the report as a line of JSON to the file of --result-dir and --result-filename, or append it; makes the
+    folder if needed. Without a file name, the name is made of backend, rate, model and date. Does nothing unless
+    --save-result, --append-result or --result-filename is given."""
     if not (args.save_result or args.append_result or args.result_filename):
         return
     model = str(report["model_id"]).rpartition("/")[2]

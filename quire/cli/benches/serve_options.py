@@ -43,9 +43,10 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
-    or for its vocabulary, if no flag gives it. Raises InvalidArgument for a malformed URL or a tokenizer's folder
-    without its vocabulary's size. Raises Unavailable if the server does not answer, and FailedPrecondition if no server
-    is named and no stack runs."""
+    or for its vocabulary, if no flag gives it. For the vocabulary, --random-vocab-size wins over --tokenizer; among the
+    fields of requests, --extra-body wins. Raises InvalidArgument for a malformed URL or a tokenizer's folder without
+    its vocabulary's size. Raises Unavailable if the server does not answer, and FailedPrecondition if no server is
+    named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -78,9 +79,9 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
 
 
 def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
-    """Return the requests of the data set that the flags name: random, trace, or custom; for chat, prompts are words.
-    Token ids are below `vocabulary`. Raises InvalidArgument for a missing, empty or malformed file, and NotFound for
-    one that cannot be read."""
+    """Return the requests of the data set that the flags name: random, trace, or custom. Random prompts and those of a
+    trace are token ids below `vocabulary`, or words for chat; custom prompts are sent as they are. Raises
+    InvalidArgument for a missing, empty or malformed file, and NotFound for one that cannot be read."""
     if args.dataset_name == "random":
         lengths = RandomLengths(
             args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len

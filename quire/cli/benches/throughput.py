@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit all prompts, random or of a trace, at once, and print requests and tokens per second as JSON. Answers have
-    their full length. One short request is sent before, and not measured. Returns the exit code 0."""
+    """Submit all prompts, random or of a trace, at once, and print requests per second, and tokens per second with and
+    without the prompts, as JSON. Answers have their full length. One short request is sent before, and not measured.
+    Returns the exit code 0."""
     from quire.bench.datasets import RandomLengths, random_requests, trace_requests
     from quire.sampling_params import SamplingParams
 

@@ -35,8 +35,8 @@ class Authority:
     @classmethod
     def in_folder(cls, folder: Path, name: str, days: int) -> Self:
         """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. If one is missing, make a new
-        authority for this number of days, and write both files. Raises InvalidArgument for files that are not an
-        authority."""
+        authority for this number of days, and write both files, also over the other one. Raises InvalidArgument for
+        files that are not an authority."""
         pem, key_file = folder / f"{name}.pem", folder / f"{name}.key"
         if pem.exists() and key_file.exists():
             return cls(folder, *_load(pem, key_file))

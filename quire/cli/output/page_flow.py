@@ -46,7 +46,7 @@ def flow_table(flows: Sequence[PageFlow]) -> str:
 
 def flow_matrix(flows: Sequence[PageFlow]) -> str:
     """Return a table of the number of pages that went from each prefill replica (rows) to each decode replica
-    (columns). If no page was moved, the text says so."""
+    (columns). If no request had its prefill on another replica, the text says that no page was moved."""
     moved = Counter[tuple[str, str]]()
     for flow in flows:
         if flow.prefill:

@@ -21,7 +21,8 @@ _PULLED = re.compile(
 
 
 class PageWatch:
-    """Watches the pages of one stack, whose workers must have the option `metrics-listen`."""
+    """Watches the pages of one stack, whose workers must have the option `metrics-listen`. The constructor asks each
+    worker for its metrics, and a scheduler for the size of a page."""
 
     def __init__(self, stack: LocalStack) -> None:
         spec, state = stack.spec, stack.directory.read()
@@ -33,9 +34,9 @@ class PageWatch:
         self._page_bytes = _page_bytes(f"{spec.reached_at(scheduler)}:{state.services[scheduler].port}")
 
     def flow(self, tokens: int, timings: Sequence[HopTiming], first_ms: float, second_ms: float) -> PageFlow:
-        """Return the page flow of the request that has just ended, from its timings, and from the increase of the
-        workers' metrics since the last call. `tokens` is the prompt's length; `first_ms` is the time to the first
-        token, and `second_ms` the time from it to the second."""
+        """Return the page flow of the request that has just ended, from its timings. The transports are those whose
+        page counts in the workers' metrics have increased since the last call. `tokens` is the prompt's length;
+        `first_ms` is the time to the first token, and `second_ms` the time from it to the second."""
         apart, pull = find(timings, "prefill worker", "prefill"), find(timings, "transfer", "pull")
         own = find(timings, "worker", "decode") or find(timings, "scheduler", "queue")
         decode = own.instance if own is not None else ""
