@@ -105,7 +105,8 @@ class RamTier:
         """Keep a page's memory while the page is copied: a visible page is not evicted, and a dropped one is not freed.
         This does not count as a use."""
         page.readers += 1
-        self._being_read[page.key] = page
+        if not page.dropped:  # else its key may be that of a newer page, which others read
+            self._being_read[page.key] = page
 
     def release_page(self, page: RamPage) -> None:
         """Undo one `acquire_page`; a page that was dropped meanwhile is freed."""
@@ -201,7 +202,8 @@ class RamTier:
         for key, page in self._pages.items():
             require(page.key == key and not page.dropped, "a page has another key, or was dropped")
             require(page.pins == pins.get(page, 0), "pins are what the leases hold")
-            require((page.readers > 0) == (key in self._being_read), "a page with readers is being read")
+            require((self._being_read.get(key) is page) == (page.readers > 0), "a page with readers is being read")
+        require(self._being_read.keys() <= self._pages.keys(), "only visible pages are noted as being read")
         unpinned = {key for key, page in self._pages.items() if not page.pins}
         require(set(evictable) == unpinned, "exactly the unpinned pages can be evicted")
         for page in self._dropped_pages:
