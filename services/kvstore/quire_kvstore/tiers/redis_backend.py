@@ -117,16 +117,15 @@ class RedisBackend:
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """Ask for the lengths of all values first, which also prolongs their lives. A page is delivered as None if it
-        is missing, if Redis is away, if it is longer than a page may be, or if Redis answers with an error (such as for
-        a value that is no string). In the latter two cases it counts as corrupt and is deleted. Then fetch and deliver
-        the others."""
+        is missing, if Redis is away or answers with an error, or if it is longer than a page may be. A value that is
+        too long, or no string, counts as corrupt and is deleted. Then fetch and deliver the others."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
             if isinstance(size, int) and 0 < size <= self._max_value_bytes:
                 found.append((job, size))
                 continue
-            if size:  # too long, or no string at all
+            if _is_no_page(size):
                 self.counts.add(corrupt=1)
                 self.discard(job.key)
             deliver(job, None)
@@ -262,3 +261,11 @@ class RedisBackend:
         note_redis("pages", answered=False)
         if self._breaker.failed():
             log.warning("redis is away, its pages are misses", redis=str(self._address()), reason=str(error))
+
+
+def _is_no_page(length: Reply) -> bool:
+    """Return whether the answer to a length command shows that the value is too long, or no string. Other errors, such
+    as LOADING or NOAUTH, tell nothing of the value."""
+    if isinstance(length, ErrorReply):
+        return str(length).startswith("WRONGTYPE")
+    return bool(length)
