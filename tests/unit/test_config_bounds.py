@@ -95,6 +95,12 @@ def test_discovery_renews_within_a_day(query: str) -> None:
         RedisSettings.parse(f"redis://host:6379/0?{query}")
 
 
+@pytest.mark.parametrize("host", ["", "[::1", "[host]"])
+def test_discovery_refuses_a_redis_without_a_valid_host(host: str) -> None:
+    with pytest.raises(ConfigError, match="no valid host"):
+        RedisSettings.parse(f"redis://{host}")
+
+
 @pytest.mark.parametrize("name", ["buffer_steps", "hwm", "max_queue_size"])
 def test_queues_of_events_have_lengths_that_zeromq_can_count(name: str) -> None:
     with pytest.raises(ConfigError, match=name):

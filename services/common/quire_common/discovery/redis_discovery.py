@@ -56,20 +56,22 @@ class RedisSettings:
     @classmethod
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
         """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL, and others stay in it.
-        Raises ConfigError for a missing host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s to a
-        day."""
-        parts = urlsplit(spec)
-        options = dict(parse_qsl(parts.query))
+        Raises ConfigError for a missing or bad host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s
+        to a day."""
+        host: str | None = None
         try:
+            parts = urlsplit(spec)
+            host, options = parts.hostname, dict(parse_qsl(parts.query))
             ttl_s, poll_s = float(options.pop("ttl_s", 10.0)), float(options.pop("poll_s", 1.0))
-            valid = bool(parts.hostname) and (parts.port or 6379) > 0
+            valid = bool(host) and (parts.port or 6379) > 0
             valid = valid and 0.1 <= ttl_s <= _MOST_S and 0.01 <= poll_s <= _MOST_S
         except ValueError:
             valid = False
         if not valid:
+            fault = f"at {host} has a bad port, ttl_s or poll_s" if host else "has no valid host"
             raise ConfigError(
                 "BAD_DISCOVERY",
-                f"The Redis of discovery at {parts.hostname} has a bad port, ttl_s or poll_s.",
+                f"The Redis of discovery {fault}.",
                 "Write redis://host:6379/0?ttl_s=10&poll_s=1.",
                 param="discovery",
             )
