@@ -150,8 +150,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class PrettyFormatter(logging.Formatter):
-    """One line for people; colours on a terminal only. Control characters of messages and fields are escaped, so they
-    cannot forge a line; a traceback follows as it is, on lines of its own."""
+    """One line for people; colours on a terminal only. A traceback follows on indented lines. Control characters are
+    escaped. Therefore no message, field or exception can forge a line."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -159,13 +159,14 @@ class PrettyFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: clock, level, service, message, fields and ids, with a traceback if there is one. Secret
-        fields are masked, and control characters are escaped outside the traceback."""
+        fields are masked, and control characters are escaped. Each line of the traceback is indented."""
         start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"
         parts = [f"{name}={_readable(value)}" for name, value in {**_fields(record), **_ids()}.items()]
         line = " ".join([head, record.getMessage()[:_MAX_VALUE].translate(_CONTROL), *parts])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        traceback = self.formatException(record.exc_info).split("\n") if record.exc_info else []
+        return "\n  ".join([line, *(text.translate(_CONTROL) for text in traceback)])
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

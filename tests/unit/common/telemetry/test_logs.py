@@ -91,6 +91,18 @@ def test_a_value_cannot_forge_a_line(stream: io.StringIO, fmt: str) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_an_exception_cannot_forge_a_line(stream: io.StringIO) -> None:
+    setup_logging("router", "info", "pretty", stream=stream)
+    try:
+        raise ValueError("a\n12:00:00.000 INFO  router forged\r12:00:00.000 INFO  router forged\x1b[2J")
+    except ValueError:
+        log.exception("it broke")
+    first, *traceback = stream.getvalue().splitlines()
+    assert first.endswith("router it broke") and "Traceback" in traceback[0]
+    assert all(line.startswith("  ") for line in traceback)
+    assert not {"\r", "\x1b"} & set(stream.getvalue())
+
+
 def test_pretty_lines_are_plain_off_a_terminal(stream: io.StringIO) -> None:
     setup_logging("router", "info", "pretty", stream=stream)
     log.warning("slow step", took_ms=3, why="page fault storm")
