@@ -47,17 +47,21 @@ class Chooser:
     ) -> Replica | None:
         """Choose a replica that can take the sequence and its siblings (`weight` sequences in all) now, and reserve
         their load there. The sequence keeps the reservation. A replica that the table names but that cannot take the
-        sequence is skipped, and its row is corrected. Returns None if no replica is left.
+        sequence is skipped, and its row is corrected. Returns None if no replica can take it.
 
-        Replicas in `shunned` are left out. The replica `avoid` is left out if the table names any other replica for the
-        sequence, even if none of the others can take the sequence. Replicas whose role does not fit are tried last.
+        Replicas in `shunned` are left out. The replica `avoid`, and replicas whose role does not fit, are chosen only
+        if no other can take the sequence.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
-        if avoid and len(rows) > 1:
-            rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
+        last = rows[:0]
+        if avoid:
+            to_avoid = np.array([self._fleet.at(row).instance == avoid for row in rows.tolist()], np.bool_)
+            rows, last = rows[~to_avoid], rows[to_avoid]
         request = PlacementRequest(sequence.to_submit(), weight, _session(sequence), sequence.placement.page_hashes)
-        while len(rows):
+        while len(rows) or len(last):
+            if not len(rows):
+                rows, last = last, last[:0]
             placed = self._placer.place(request, self._fitting_rows(sequence, rows))
             replica = self._replica_for(sequence, placed)
             if replica is not None:

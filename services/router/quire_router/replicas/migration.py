@@ -197,8 +197,8 @@ class Migration:
     def _place(self, sequence: SequenceState, history: MigrationHistory, now_s: float) -> bool:
         """Submit the sequence to a replica that can take it now. A new sequence without siblings may be split between a
         prefill and a decode side (see `_may_prefill_elsewhere`). For all other sequences, replicas that refused the
-        sequence lately are left out. The replica that the sequence left last is taken only if the replica table names
-        no other. Returns False if no replica can take the sequence now."""
+        sequence lately are left out. The replica that the sequence left last is taken only if no other can take the
+        sequence. Returns False if no replica can take the sequence now."""
         if _may_prefill_elsewhere(sequence):
             return self._submit_new(sequence)
         replica = self._chooser.choose(sequence, shunned=history.shunned_at(now_s), avoid=history.avoid)
