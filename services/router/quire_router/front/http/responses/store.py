@@ -108,14 +108,14 @@ class MemoryStore:
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
         """Store a value for `ttl_s`, and replace an earlier one. The oldest other values of the tenant, then of all
-        tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored, but the
-        earlier one is removed: TOO_LARGE. `wait` changes nothing, since memory answers at once."""
+        tenants, are removed until it fits; each is counted. A value that cannot fit is counted and not stored, and the
+        earlier one stays: TOO_LARGE. `wait` changes nothing, since memory answers at once."""
         self._expire()
-        self._drop((tenant, response_id))
-        share = self._share_of(tenant) or self._max_bytes
         if len(value) > self.most_bytes(tenant):
             metrics.responses_dropped.labels("too_large").inc()
             return StoreOutcome.TOO_LARGE
+        self._drop((tenant, response_id))
+        share = self._share_of(tenant) or self._max_bytes
         while self._tenant_bytes[tenant] + len(value) > share:
             self._drop((tenant, next(iter(self._lengths[tenant]))))
             metrics.responses_dropped.labels("no_room").inc()
