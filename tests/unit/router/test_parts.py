@@ -198,6 +198,41 @@ def test_step_reaches_running_sequences_and_skips_ended_ones() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_index": [0, 3]},
+        {"token_index": [-1, 1]},
+        {"token_index": [2, 1]},
+        {"token_index": [0]},
+        {"rank": [1]},
+        {"top_count": [1, -1]},
+        {"top_count": [1, 2]},
+        {"top_id": [50]},
+    ],
+)
+def test_logprobs_that_contradict_their_tokens_are_invalid(wrong: dict[str, list[int]]) -> None:
+    message = sb.SessionResponse(handle=pack_i32([2, 4]), count=pack_i32([1, 2]), token=pack_i32([10, 11, 12]))
+    columns = {"token_index": [0, 2], "rank": [1, 2], "top_count": [1, 1], "top_id": [50, 51]}
+    message.logprobs.logprob, message.logprobs.top_logprob = pack_f32([-1, -2]), pack_f32([-5, -6])
+    for name, values in columns.items():
+        setattr(message.logprobs, name, pack_i32(values))
+    assert (rows := session_step(message).rows) is not None and [handle for handle, _ in rows.entries] == [2, 4]
+    for name, values in wrong.items():
+        setattr(message.logprobs, name, pack_i32(values))
+    with pytest.raises(InvalidArgument):
+        session_step(message)
+
+
+@pytest.mark.parametrize(("handles", "counts"), [([2], [1, 2]), ([2, 4], [1, 1]), ([2, 4], [4, -1])])
+def test_rows_that_contradict_their_tokens_are_invalid(handles: list[int], counts: list[int]) -> None:
+    message = sb.SessionResponse(handle=pack_i32(handles), count=pack_i32(counts), token=pack_i32([10, 11, 12]))
+    message.logprobs.token_index = message.logprobs.rank = pack_i32([2])
+    message.logprobs.logprob, message.logprobs.top_count = pack_f32([-1]), pack_i32([0])
+    with pytest.raises(InvalidArgument):
+        session_step(message)
+
+
 def test_cached_tokens_are_those_of_the_end_not_of_the_admission() -> None:
     job = make_job(n=2)
     first, moved = (make_sequence(job, DeltaQueue(), i) for i in range(2))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from quire_common.columns import f32, i32
+from quire_common.columns import equal_lengths, i32
+from quire_common.credit.logprobs import check_sum, logprobs_from_pb
 from quire_common.credit.prompt_logprobs import prompt_logprobs_from_pb
 from quire_common.errors import InvalidArgument, from_message
 from quire_common.telemetry.logs import get_logger
@@ -18,6 +19,9 @@ from quire_router.sequences.logprob_entries import pack_entry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quire.v1 import common_pb2 as pb
     from quire.v1 import scheduler_pb2 as sb
     from quire_common.ticket import Ticket
@@ -28,8 +32,8 @@ log = get_logger(__name__)
 def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep:
     """Convert a message of the scheduler `instance` to plain values: admissions, prompt logprobs, ends, rows of new
     tokens, failures, pulls and prefills. A ticket that cannot be read is logged and becomes None. Raises
-    InvalidArgument for a column that cannot be read or prompt logprobs that contradict each other, and ValueError or
-    IndexError for such logprobs of new tokens."""
+    InvalidArgument for a column that cannot be read, and for columns of rows or logprobs that contradict each
+    other."""
     finished = message.finished
     prefilled = message.prefilled
     return SessionStep(
@@ -89,29 +93,34 @@ def _pulled(message: sb.Pulled, instance: str) -> Pulled:
 
 def _rows(message: sb.SessionResponse) -> StepRows:
     """Convert the message's columns of new tokens to StepRows: handles and counts also as lists, and logprobs, if there
-    are any, as packed entries."""
-    handle, count, token = message.handle, message.count, message.token
-    handles, counts = i32(handle, "handle").tolist(), i32(count, "count").tolist()
-    entries = _entries(message.logprobs, token, handles, counts) if message.HasField("logprobs") else []
-    return StepRows(handle, count, token, message.finish, handles, counts, entries)
+    are any, as packed entries. Raises InvalidArgument for columns that cannot be read or contradict each other."""
+    handle, count = i32(message.handle, "handle"), i32(message.count, "count")
+    equal_lengths("rows", handle=handle, count=count)
+    handles, counts = handle.tolist(), count.tolist()
+    entries = _entries(message.logprobs, message.token, handles, count) if message.HasField("logprobs") else []
+    return StepRows(message.handle, message.count, message.token, message.finish, handles, counts, entries)
 
 
 def _entries(
-    columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], counts: Sequence[int]
+    columns: pb.LogprobColumns, token: bytes, handles: Sequence[int], count: NDArray[np.int32]
 ) -> list[tuple[int, bytes]]:
     """Pack the logprobs of each token that has some into an entry: token id, logprob, rank and top tokens. Returns
-    (handle of the sequence, entry) for each such token, in the order of the tokens."""
-    ids, ends = i32(token, "token").tolist(), list(accumulate(counts))
-    tops, top_logprobs = i32(columns.top_id, "top_id").tobytes(), f32(columns.top_logprob, "top_logprob").tobytes()
+    (handle of the sequence, entry) for each such token, in the order of the tokens. Raises InvalidArgument for columns
+    that cannot be read or contradict each other, and for entries of unknown tokens or in another order."""
+    ids, logprobs = i32(token, "token").tolist(), logprobs_from_pb(columns)
+    check_sum("count", count, len(ids))
+    indices, ends = logprobs.token_index.tolist(), list(accumulate(count.tolist()))
+    if indices and not (indices[0] >= 0 and indices[-1] < len(ids) and indices == sorted(indices)):
+        raise InvalidArgument(
+            "BAD_TOKEN_INDEX",
+            f"Column token_index does not ascend within the {len(ids)} tokens.",
+            "Send the logprobs in the order of their tokens.",
+            param="token_index",
+        )
+    tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
     found: list[tuple[int, bytes]] = []
     row, at = 0, 0
-    entries = zip(
-        i32(columns.token_index, "token_index").tolist(),
-        f32(columns.logprob, "logprob").tolist(),
-        i32(columns.rank, "rank").tolist(),
-        i32(columns.top_count, "top_count").tolist(),
-        strict=True,
-    )
+    entries = zip(indices, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
     for index, logprob, rank, top_count in entries:
         while ends[row] <= index:
             row += 1
