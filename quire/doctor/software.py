@@ -79,7 +79,8 @@ def _requirements(package: str) -> list[str]:
 def check_gpu(*, needed: bool) -> Finding:
     """Check the first GPU and its driver with nvidia-smi. If nvidia-smi is missing or fails, that is a failure if a GPU
     is `needed`. Otherwise, a missing one is ok, and one that fails is a warning. Warn of a driver older than 580, or of
-    a GPU with more than a tenth of its memory in use."""
+    a GPU with more than a tenth of its memory in use. nvidia-smi does not know the memory of some GPUs, for example of
+    those that share the memory of the CPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if needed:
@@ -94,10 +95,12 @@ def check_gpu(*, needed: bool) -> Finding:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         reason = f"nvidia-smi fails: {type(error).__name__}"
         return (failed if needed else warning)("gpu", reason, "Repair the driver.")
-    found = f"{len(rows)} x {name}, driver {driver}, {int(total) - int(used)} of {total} MiB free"
+    known = total.isdecimal() and used.isdecimal()
+    memory = f"{int(total) - int(used)} of {total} MiB free" if known else "memory unknown"
+    found = f"{len(rows)} x {name}, driver {driver}, {memory}"
     if major < _LEAST_DRIVER:
         return warning("gpu", found, f"CUDA 13 needs driver {_LEAST_DRIVER} or later.")
-    if int(used) > int(total) // 10:
+    if known and int(used) > int(total) // 10:
         return warning("gpu", found, "Something uses it already: see nvidia-smi, or lower --gpu-memory-utilization.")
     return ok("gpu", found)
 

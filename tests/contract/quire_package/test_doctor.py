@@ -30,6 +30,12 @@ def test_doctor_names_taken_ports() -> None:
     assert check_port("127.0.0.1", port).state == "ok"
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 10**20])
+def test_doctor_refuses_numbers_that_are_no_ports(port: int) -> None:
+    found = check_port("127.0.0.1", port)
+    assert found.state == "failed" and str(port) in found.found and "65535" in found.fix
+
+
 def test_doctor_checks_redis(redis_server: RedisServer) -> None:
     assert check_redis(f"127.0.0.1:{redis_server.port}").state in ("ok", "warning")
     assert check_redis(redis_server.url).found.split(",")[0].split(".")[0].isdigit()
@@ -74,6 +80,8 @@ def smi(folder: Path, text: str, code: int = 0) -> None:
         ("NVIDIA H200, 580.65.06, 143771, 4", 0, True, "ok", "1 x NVIDIA H200, driver 580.65.06, 143767 of 143771"),
         ("NVIDIA H200, 470.1, 143771, 4", 0, True, "warning", "driver 470.1"),
         ("NVIDIA H200, 580.1, 1000, 900", 0, True, "warning", "100 of 1000 MiB free"),
+        ("NVIDIA GB10, 580.95.05, [N/A], [N/A]", 0, True, "ok", "1 x NVIDIA GB10, driver 580.95.05, memory unknown"),
+        ("NVIDIA GB10, 470.1, [N/A], 4", 0, True, "warning", "driver 470.1, memory unknown"),
         ("no devices", 9, True, "failed", "nvidia-smi fails"),
         ("gibberish", 0, False, "warning", "nvidia-smi fails"),
     ],
