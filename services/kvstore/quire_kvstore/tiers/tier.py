@@ -142,12 +142,12 @@ class Tier:
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
         """Queue the pages of a run to be written, in this order, which begins with the head of the prefix. They are
-        written if they are still in RAM when their turn comes. Pages for which the queue has no room are dropped and
-        counted."""
+        written if they are still in RAM when their turn comes. Pages for which the queue has no room, after `close`
+        all of them, are dropped and counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
-            room = max(self._settings.write_queue - len(self._writes), 0)
+            room = 0 if self._stopping else max(self._settings.write_queue - len(self._writes), 0)
             run = _WriteRun(keys[:room], len(jobs[:room]))
             self._writes.extend(_PageWrite(job, run) for job in jobs[:room])
             self._to_write.notify(len(jobs[:room]))
@@ -250,8 +250,7 @@ class Tier:
     def _write_loop(self, callbacks: TierCallbacks) -> None:
         """Take queued writes in batches of up to `write_batch` and write them, until the tier is closed. A batch waits
         for reads to end, for 50 ms at most. When all pages of an offer are done, they are refreshed in the backend from
-        the last to the first. An exception is logged and counted; the offers with pages in that batch are then not
-        refreshed. Runs in each write thread."""
+        the last to the first; if that raises, it is logged and counted. Runs in each write thread."""
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
@@ -269,7 +268,7 @@ class Tier:
                 for run in self._finish_writes(batch):
                     self.backend.refresh(reversed(run.keys))
             except Exception:
-                log.exception("a write failed in an unforeseen way", medium=self.backend.name)
+                log.exception("a refresh failed in an unforeseen way", medium=self.backend.name)
                 self.backend.counts.add(errors=1)
             finally:
                 with self._lock:
@@ -288,15 +287,21 @@ class Tier:
     def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         """Write the batch's pages that are still in RAM. If there are keys, a page without a MAC under the first key
         first gets one, in its header in RAM. The pages of the batch that have left the RAM, or that the backend does
-        not keep, are counted as dropped. Exceptions of the backend pass on."""
-        with contextlib.ExitStack() as borrowed:
-            views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
-            pages = [(job, framed) for job, framed in views if framed is not None]
-            if self._mac is not None:
-                for _, framed in pages:
-                    authenticate_page(*split_page(framed), self._mac)
-            with _operation_s.labels(self.backend.name, "write").time():
-                kept = self.backend.write(pages) if pages else 0
+        not keep, are counted as dropped. If the backend raises, that is logged and counted, and all pages of the batch
+        count as dropped."""
+        kept = 0
+        try:
+            with contextlib.ExitStack() as borrowed:
+                views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
+                pages = [(job, framed) for job, framed in views if framed is not None]
+                if self._mac is not None:
+                    for _, framed in pages:
+                        authenticate_page(*split_page(framed), self._mac)
+                with _operation_s.labels(self.backend.name, "write").time():
+                    kept = self.backend.write(pages) if pages else 0
+        except Exception:
+            log.exception("a write failed in an unforeseen way", medium=self.backend.name)
+            self.backend.counts.add(errors=1)
         if len(batch) > kept:
             self.backend.counts.add(dropped=len(batch) - kept)
 
