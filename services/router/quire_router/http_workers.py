@@ -60,8 +60,7 @@ class HttpWorkers:
             return
         self._stopping = True
         for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            _terminate(process)
 
     async def drain(self, timeout_s: float) -> None:
         """Tell the other processes to finish their requests and end. Wait until they have ended, but at most
@@ -86,6 +85,8 @@ class HttpWorkers:
         while not self._stopping:
             process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
             self._processes[number] = process
+            if self._stopping:  # since before the process had started, so `leave` did not reach it
+                _terminate(process)
             log.info("http worker started", number=number, pid=process.pid)
             code = await process.wait()
             del self._processes[number]
@@ -120,6 +121,12 @@ def check_shared_limits(config: RouterConfig, *, limited: bool) -> None:
             "Give --redis, or run one process.",
             param="http_workers",
         )
+
+
+def _terminate(process: Process) -> None:
+    """Send SIGTERM to a process, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
 
 
 def _check_parent() -> None:
