@@ -70,8 +70,8 @@ class CircuitBreaker:
             return can_try
 
     def succeeded(self) -> bool:
-        """Note that a try went well, which closes the breaker and resets the pause. Returns whether the breaker was
-        open."""
+        """Note that a try went well, which closes the breaker and resets the pause. A named breaker shows that in its
+        metric. Returns whether the breaker was open."""
         with self._lock:
             was_open = not self.closed
             self._failures, self._pause_s, self._is_probing = 0, self._first_pause_s, False
@@ -81,8 +81,9 @@ class CircuitBreaker:
 
     def failed(self) -> bool:
         """Note that a try failed: `max_failures` in a row open the breaker for the pause, and a probe that fails
-        doubles the pause, up to its maximum, and begins it anew. While the breaker is open, another try that fails
-        prolongs nothing. Returns whether the breaker was closed before."""
+        doubles the pause, up to its maximum, and begins it anew. The first failure after a probe has begun counts as
+        that of the probe, whoever tried. Any other failure while the breaker is open prolongs nothing. A failure of a
+        closed breaker sets the metric. Returns whether the breaker was closed before."""
         with self._lock:
             was_closed = self.closed
             self._failures += 1

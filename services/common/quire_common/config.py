@@ -130,7 +130,8 @@ def explain_config(
     cls: type[Any], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Return, for every option, its name, its value with secrets masked, the source of the value (`default` if none
-    gave it), its default and its help. Raises ConfigError as `load_config` does."""
+    gave it), its default and its help. Raises ConfigError as `load_config` does. --help and --version end the process,
+    as in `load_config`."""
     found = _collect(cls, service, argv, environ)
     explained = []
     for field in dataclasses.fields(cls):
@@ -223,7 +224,8 @@ def describe(config: object) -> dict[str, Any]:
 
 
 def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a value as it may be shown: secrets are masked, and so are passwords in URLs."""
+    """Return a value as it may be shown: secrets are masked, and so are passwords in the URLs of a text; a tuple of
+    texts is returned unchanged."""
     if field.metadata.get("secret") and value:
         return "***"
     if isinstance(value, str):
@@ -233,7 +235,7 @@ def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def split_address(address: str, what: str) -> tuple[str, int]:
     """Split `host:port` in two, without the brackets of an IPv6 host. Raises ConfigError that names `what` for any
-    other form, and for a port above 65535."""
+    other form, and for a port above 65535. The host is not checked, and the port may be 0."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("BAD_ADDRESS", f"{what} is {address!r}, which is not host:port.", "Write 127.0.0.1:8000.")
@@ -243,8 +245,8 @@ def split_address(address: str, what: str) -> tuple[str, int]:
 def _parser(
     cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
-    """Make the argument parser, with --config, --version and one flag for each option. A flag that is not given is
-    None; values stay texts, but boolean options get --flag and --no-flag."""
+    """Make the argument parser, with --config, --version and one flag for each option. A flag that is not given is None
+    (--config: what `_config_file` says); values stay texts, but boolean options get --flag and --no-flag."""
     parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default=_config_file(), help="YAML file with the same keys")
     version = f"quire-{service} {installed_version(f'quire-{service}')}"
@@ -266,7 +268,8 @@ def _config_file() -> str:
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML of plain values. Raises ValueError, whose text may quote the input, if the text is not such YAML, or
-    has more than 100 brackets and braces that are open at once, which Python's parser reads in quadratic time."""
+    has more than 100 brackets and braces (those in texts included) that are open at once, which Python's parser reads
+    in quadratic time."""
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -283,8 +286,9 @@ def parse_yaml(text: str) -> Any:
 
 
 def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
-    """Read the file, and return its section for the service, or all of it where it has none; empty for an empty file.
-    Raises ConfigError for a file that cannot be read, is not YAML or holds no mapping."""
+    """Read the file, and return its section for the service, or all of it where it has none; empty for an empty file,
+    or one that holds only an empty list, 0 or false. Raises ConfigError for a file that cannot be read, is not YAML or
+    holds no mapping."""
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -336,7 +340,8 @@ def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, f
 
 def _parse(raw: Any, hint: Any) -> Any:
     """Convert text, or a value from YAML, to the type: bool, int, float, tuple of texts (comma separated) or text. An
-    empty value of an optional type is None. Raises ValueError or TypeError for a value that is none of that type."""
+    empty value of an optional type is None; for an option that is plain text, YAML's empty value becomes the text None.
+    Raises ValueError or TypeError for a value that is none of that type."""
     if isinstance(hint, types.UnionType):
         if raw is None or raw == "":
             return None

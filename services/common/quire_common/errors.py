@@ -196,7 +196,7 @@ def internal_error() -> Internal:
 
 def as_quire_error(error: BaseException) -> QuireError:
     """Return the typed form of any exception: ours as it is, a gRPC error of a peer decoded (see `from_rpc_error`),
-    everything else the generic INTERNAL error without details."""
+    everything else, cancellations and timeouts too, the generic INTERNAL error without details."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, grpc.RpcError):
@@ -227,7 +227,8 @@ def trailing_metadata(error: QuireError) -> Sequence[tuple[str, bytes]]:
 def from_rpc_error(error: grpc.RpcError) -> QuireError:
     """Decode a peer's failure. If its trailer has a rich status, the result is the peer's own error (see
     `from_status`). Otherwise it is the class of its gRPC code (CANCELLED: Unavailable, unknown codes: Internal), with
-    the code `PEER_` and the gRPC code's name, and a generic fix."""
+    the code `PEER_` and the gRPC code's name, the peer's details in the message, and a generic fix. Raises protobuf's
+    DecodeError for a trailer that is no status."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None

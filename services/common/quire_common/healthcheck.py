@@ -50,7 +50,8 @@ def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> boo
 
 def main() -> int:
     """Probe the address on the command line; the options come from the environment. Returns the exit code: 0 if it
-    serves, 1 if not, 2 for wrong arguments."""
+    serves, 1 if not, 2 for wrong arguments, for which the usage is written to stderr. Raises ConfigError for options
+    or TLS files that cannot be used."""
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], [LIVENESS], [READINESS]):
         sys.stderr.write(f"usage: python -m quire_common.healthcheck HOST:PORT [{LIVENESS}|{READINESS}]\n")
         return 2

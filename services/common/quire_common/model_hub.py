@@ -36,13 +36,13 @@ def resolve_model(
     progress: Callable[[int, int], None] = _ignore_progress,
 ) -> str:
     """Return the path of a model; blocks while it downloads. Raises ConfigError, with `param` as the option unless the
-    fault is another one's (such as the revision's), if the name is malformed, or the model cannot be found or
+    fault is another one's (such as the revision's), if the revision is malformed, or the model cannot be found or
     downloaded.
 
-    An existing path, or a text that is no name of the hub, is returned as it is. For a name of the hub, the result is
-    the folder or GGUF file in the hub's cache. The model is downloaded first if files are missing. With
-    `tokenizer_only`, weights are not needed. Only then is `progress` called: first with zeros, later with the bytes
-    downloaded and the bytes in all.
+    An existing path, or a text that is no name of the hub (also an empty one), is returned as it is. For a name of the
+    hub, the result is the folder or GGUF file in the hub's cache. The model is downloaded first if files are missing.
+    With `tokenizer_only`, weights are not needed. `progress` is called only if there is a download, which is logged:
+    first with zeros, later with the bytes downloaded and the bytes in all.
     """
     if not name or Path(name).exists():
         return name

@@ -159,7 +159,7 @@ def chain_hashes(
     """Return the hash of every full page of the tokens, 32 bytes each; a partial last page has none. Adapter and salt
     of `extras` enter the hash of the first page of all, and media those of the pages that they cover. To continue a
     chain, pass the tokens after the page `parent`; the first of them is at `first_position` of the sequence. Adapter
-    and salt are not used then. Raises InvalidArgument for a parent of another length than 32."""
+    and salt are not used then. Raises InvalidArgument for a parent that is neither empty nor 32 bytes long."""
     if len(parent) not in (0, HASH_BYTES):
         raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
     data = np.asarray(token_ids, dtype="<i4").tobytes()
@@ -229,7 +229,7 @@ class PageHeader:
 
 def frame_page(key: PageKey, dtype: str, body: PageBytes, mac: PageMac | None = None) -> bytes:
     """Return the header of a page with this body, with a MAC if `mac` is given. The framed page is the header followed
-    by the body. Raises ValueError for a dtype of more than 16 characters."""
+    by the body. Raises ValueError for a dtype that is not ASCII or has more than 16 characters."""
     view = _bytes(body)
     head = bytearray(PageHeader(key, dtype, len(view), 0).pack())
     _CHECKSUM.pack_into(head, _HEADER.size, _checksum(_covered(head), view))
@@ -328,8 +328,8 @@ def _bytes(data: PageBytes) -> memoryview:
 
 
 def _pack(header: PageHeader) -> bytes:
-    """Pack a page's header, all 120 bytes before the checksum. Raises ValueError for a dtype of more than 16
-    characters."""
+    """Pack a page's header, all 120 bytes before the checksum. Raises ValueError for a dtype that is not ASCII or has
+    more than 16 characters."""
     name, key = header.dtype.encode("ascii"), header.key
     if len(name) > 16:
         raise ValueError(f"the dtype name {header.dtype!r} is longer than 16 bytes")

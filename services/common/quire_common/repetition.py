@@ -22,8 +22,8 @@ class RepetitionDetection:
 
 
 def check_repetition(detection: RepetitionDetection) -> None:
-    """Raise InvalidArgument unless min_pattern_size <= max_pattern_size, the latter is 1 to MAX_PATTERN_SIZE tokens,
-    and min_count is 2 to MAX_PATTERN_COUNT."""
+    """Raise InvalidArgument unless 0 <= min_pattern_size <= max_pattern_size, the latter is 1 to MAX_PATTERN_SIZE
+    tokens, and min_count is 2 to MAX_PATTERN_COUNT."""
     most, least, count = detection.max_pattern_size, detection.min_pattern_size, detection.min_count
     if not 0 <= least <= most or not 1 <= most <= MAX_PATTERN_SIZE or not 2 <= count <= MAX_PATTERN_COUNT:
         raise InvalidArgument(

@@ -126,7 +126,7 @@ def context_to_pb(context: RequestContext) -> pb.RequestContext:
 
 def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None:
     """Write the context into an empty message, which saves the copy that a message built apart would need. A deadline
-    is written as the remaining time; an infinite one is left out."""
+    is written as the remaining time, 0 if it has passed; an infinite one is left out."""
     message.request_id = context.request_id
     message.attempt = context.attempt
     message.tenant = context.tenant
@@ -217,8 +217,9 @@ def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
 
 
 def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
-    """Decode a sequence; segments of token ids are joined. Raises InvalidArgument or TooLarge for bad parameters,
-    Unsupported for what the contract has room for but no engine does yet."""
+    """Decode a sequence; segments of token ids are joined. Token ids, `max_tokens` and `min_tokens` are not checked.
+    Raises InvalidArgument or TooLarge for other bad parameters, Unsupported for what the contract has room for but no
+    engine does yet."""
     _refuse_unsupported(message)
     _check_text("cache_salt", message.cache_salt)
     ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
@@ -296,7 +297,8 @@ def unsupported(name: str, circumstances: str = "") -> Unsupported:
 
 
 def _stop_token_ids(column: bytes) -> tuple[int, ...]:
-    """Decode the stop token ids. Raises TooLarge for more than MAX_STOP_TOKEN_IDS."""
+    """Decode the stop token ids. Raises TooLarge for more than MAX_STOP_TOKEN_IDS, InvalidArgument for a number of
+    bytes that is no multiple of four."""
     ids = i32(column, "stop_token_ids")
     if len(ids) > MAX_STOP_TOKEN_IDS:
         raise TooLarge(

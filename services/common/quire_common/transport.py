@@ -53,8 +53,9 @@ class PortLimits:
     receive_timeout_s: float
 
     def options(self) -> list[tuple[str, int]]:
-        """Return the gRPC options of a server with these limits: those of all servers, with its own message size, calls
-        and connections. Compressed messages are refused, and little of an unread message is buffered."""
+        """Return the gRPC options of a server with these limits: those of all servers, with its own limits of received
+        messages, calls and connections. Compressed messages are refused, and little of an unread message is
+        buffered."""
         own = {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.calls,

@@ -74,8 +74,10 @@ class ChildPool:
 
     async def _ask(self, job: bytes, payload: bytes) -> Frame:
         """Have an idle child or a new child do the job, and keep the child for the next job. If the child takes longer
-        than `timeout_s`, dies or breaks the protocol, kill it and raise ChildFailed; if the caller is cancelled, kill
-        it too. If an idle child turns out to have been killed (SIGKILL), the next child does the job."""
+        than `timeout_s`, dies or breaks the protocol, kill it and raise ChildFailed (`timeout` too if a timer of its
+        own ended it); if the caller is cancelled, kill it too. If an idle child turns out to have been killed
+        (SIGKILL), the next child does the job. `timeout_s` does not cover the start of a child, whose errors pass on
+        (see `ChildProcess.start`)."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:

@@ -47,7 +47,8 @@ class ChildProcess:
     @classmethod
     async def start(cls, program: ChildProgram) -> ChildProcess:
         """Start a child with a bare environment, send it the program's first frame, and wait until it answers that it
-        is ready. If it does not within 30 s, or fails, it is killed and the program's `not_started` error is raised."""
+        is ready. If it does not within 30 s, or fails, it is killed and the program's `not_started` error is raised.
+        Raises OSError if no process can be started. What the child writes to standard error goes to the service's."""
         # The child gets only those variables that Python needs: no keys, no addresses.
         environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
@@ -115,7 +116,7 @@ class ChildProcess:
 
     async def _read(self) -> Frame:
         """Read one frame from the process. Raises EOFError if the process has ended, and ValueError for a frame that is
-        too long."""
+        too long or whose message is not JSON."""
         stdout = self._process.stdout
         if stdout is None:
             raise EOFError

@@ -32,7 +32,7 @@ def framed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
 
 def read_frame(stream: BinaryIO) -> Frame | None:
     """Read one frame, blocking; None at the end of the stream, also in the middle of a frame. Raises ValueError for a
-    message that is not JSON."""
+    message that is not JSON. The lengths that a frame tells are not limited."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -53,7 +53,8 @@ def write_frame(stream: BinaryIO, message: dict[str, Any], payload: bytes = b"")
 
 def limit_process(memory_bytes: int) -> None:
     """Limit this process: it may write no files and no core, and map at most `memory_bytes`. It ignores SIGINT: the
-    terminal's interrupt is left to the parent."""
+    terminal's interrupt is left to the parent. Raises ValueError if the hard limit of the memory is lower already and
+    this user may not raise it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

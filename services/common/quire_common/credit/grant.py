@@ -271,7 +271,8 @@ def _move_to_pb(move: PageMove) -> worker_pb2.PageMove:
 
 
 def _move_from_pb(message: worker_pb2.PageMove) -> PageMove:
-    """Decode a move. Raises Unsupported for an unknown kind."""
+    """Decode a move. Raises Unsupported for an unknown kind. Raises InvalidArgument for a column with a part of a
+    number."""
     try:
         kind = MoveKind(message.kind)
     except ValueError as error:

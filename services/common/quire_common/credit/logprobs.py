@@ -83,7 +83,7 @@ class LogprobColumns:
 def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns | None:
     """Join columns in order, each given with the index at which its tokens begin in the joined column of tokens. Parts
     that are None are left out. If only one part is left and it begins at 0, it is returned itself. Returns None if
-    there is no other part."""
+    every part is None."""
     found = [(first, part) for first, part in parts if part is not None]
     if len(found) == 1 and found[0][0] == 0:
         return found[0][1]
@@ -122,7 +122,8 @@ def logprobs_to_pb(logprobs: LogprobColumns) -> common_pb2.LogprobColumns:
 
 def logprobs_from_pb(message: common_pb2.LogprobColumns) -> LogprobColumns:
     """Decode the columns. Raises InvalidArgument if a column's bytes are no multiple of its element's size, the lengths
-    disagree, or `top_count` does not add up to the number of alternatives."""
+    disagree, or `top_count` does not add up to the number of alternatives. Token indices, ids and ranks are not
+    checked. The columns are read-only."""
     result = LogprobColumns(
         token_index=i32(message.token_index, "token_index"),
         logprob=f32(message.logprob, "logprob"),

@@ -38,8 +38,9 @@ def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.Prompt
 
 
 def prompt_logprobs_from_pb(message: common_pb2.PromptLogprobColumns) -> list[PromptLogprobs]:
-    """Decode a message into its chunks. Raises InvalidArgument if its columns differ in length, or the chunks' counts
-    do not add up to the entries."""
+    """Decode a message into its chunks. Token indices are made relative to each chunk's first token. Raises
+    InvalidArgument if columns differ in length, the chunks' counts do not add up to the entries, or a column is
+    malformed."""
     owner, first, count = (i32(getattr(message, name), name) for name in ("owner", "first", "count"))
     equal_lengths("prompt_logprobs", owner=owner, first=first, count=count)
     logprobs = logprobs_from_pb(message.logprobs)

@@ -152,7 +152,8 @@ def encode_report(report: Report) -> worker_pb2.Report:
 
 def decode_report(message: worker_pb2.Report) -> Report:
     """Decode a Report. Raises InvalidArgument if columns of one group differ in length, if `step_rows` and `count` do
-    not add up to the rows and tokens, or if the logprobs are malformed. Slots, steps and timings are not checked."""
+    not add up to the rows and tokens, if the logprobs are malformed, or if a column's bytes are no multiple of its
+    element's size. Slots, steps and timings are not checked. The columns are read-only."""
     report = Report(
         epoch=epoch_from_pb(message.epoch),
         first_step=message.first_step,

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 def make_discovery(spec: str, static: Static, spec_file: str = "") -> Discovery:
     """Make the discovery that `spec` names: `static` or `dns`, for which `static` has the addresses by service, or a
-    Redis URL. If `spec_file` is given, the URL came from that file, whose changes of user and password are followed.
-    Raises ConfigError for an unknown kind or a bad entry."""
+    Redis URL. The text before the first colon decides. No peer is asked yet. If `spec_file` is given, the URL came from
+    that file, whose changes of user and password are followed if the URL has a password. Raises ConfigError for an
+    unknown kind, a bad address or URL, or a file that cannot be read."""
     make = _KINDS.get(spec.partition(":")[0])
     if make is None:
         raise ConfigError(

@@ -14,9 +14,10 @@ from quire_common.identity.watched_files import WatchedFiles
 
 
 def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis publishes types in part
-    """Return an asyncio client of the Redis at `url`. If the URL has a password and came from `url_file`, each new
-    connection logs in with the user and password that the file names at that time. Otherwise the URL is used as it is.
-    `options` go to the client. Raises ConfigError if the file cannot be read."""
+    """Return an asyncio client of the Redis at `url`. It connects at its first command. If the URL has a
+    password and came from `url_file`, the file is watched (see WatchedFiles), and each new connection logs in with the
+    user and password that were last read from it. Otherwise the URL is used as it is. `options` go to the client.
+    Raises ConfigError if the file cannot be read now; later failures keep the former user and password."""
     parts = urlsplit(url)
     if not url_file or not parts.password:
         return Redis.from_url(url, **options)

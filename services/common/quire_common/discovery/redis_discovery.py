@@ -55,9 +55,9 @@ class RedisSettings:
 
     @classmethod
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
-        """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL, and others stay in it.
-        Raises ConfigError for a missing or bad host, a bad port, ttl_s outside 0.1 s to a day, or poll_s outside 0.01 s
-        to a day."""
+        """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL, and others stay in it,
+        except those without a value. Raises ConfigError for a missing or bad host, a bad port, a ttl_s that is no
+        number from 0.1 s to a day, or a poll_s that is none from 0.01 s to a day."""
         host: str | None = None
         try:
             parts = urlsplit(spec)
@@ -100,9 +100,9 @@ class RedisDiscovery:
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
         """Poll Redis every `poll_s`, and yield the service's instances at first and at every change, until `close`.
         While Redis is away, the last list stays (an empty one, if there was none), and Redis is tried after pauses that
-        double from 0.1 s up to `poll_s`. After an outage, and after a loss of Redis's memory, missing instances are
-        kept for `ttl_s`. The beginning and the end of an outage are logged, and a metric shows whether Redis
-        answers."""
+        double from 0.1 s up to `poll_s`, if that is longer. After an outage, and after a loss of Redis's memory,
+        missing instances are kept for `ttl_s`. The beginning and the end of an outage are logged, and a metric shows
+        whether Redis answers."""
         membership = Membership(self._settings.ttl_s)
         backoff = _Backoff(max(self._settings.poll_s, _FIRST_RETRY_S))
         while not self._closing.done:
@@ -143,8 +143,9 @@ class RedisDiscovery:
         self._heartbeats[_key(endpoint)] = (endpoint, task)
 
     async def close(self) -> None:
-        """End the watchers and the heartbeats, delete the keys of registered endpoints, so that peers need not wait for
-        the time to live, and close the client. Failures of Redis are ignored."""
+        """End the watchers and the heartbeats, delete the keys and index entries of registered endpoints, so that
+        peers need not wait for the time to live, and close the client. A deletion that fails, or takes more than 2 s
+        for one endpoint, is given up silently."""
         self._closing.set()
         beats, self._heartbeats = list(self._heartbeats.values()), {}
         for endpoint, task in beats:

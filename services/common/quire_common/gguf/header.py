@@ -96,8 +96,9 @@ def read_header(path: Path) -> GgufFile:
 
 
 class _HeaderReader:
-    """Reads a header from its beginning to its end, each value behind the one before it. A number that the file cuts
-    short raises `struct.error`, a text or a list ConfigError."""
+    """Reads a header from its beginning to its end, each value behind the one before it. If the file ends inside a
+    number, such as the length of a text, the methods raise `struct.error`, which `read` turns into ConfigError. If it
+    ends inside the bytes of a text or a list, they raise ConfigError."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -169,8 +170,8 @@ class _HeaderReader:
         return self._text(what)
 
     def _text(self, what: str) -> str:
-        """Read a u64 length and so many bytes, and decode them. Raises ConfigError if the file ends before, or the text
-        is not UTF-8."""
+        """Read a u64 length and so many bytes, and decode them. Raises ConfigError if the file has fewer bytes than the
+        length says, or the text is not UTF-8."""
         length = self._number(_U64)
         try:
             return self._bytes(what, length).decode()
@@ -220,7 +221,7 @@ class _HeaderReader:
 
     def _texts(self, key: str, count: int) -> TextArray:
         """Read a list of `count` texts without decoding them. Raises ConfigError if the texts go on behind the end of
-        the file."""
+        the file, or `struct.error` if the file ends inside a text's length."""
         if count * _U64.size > self._size - self._at:
             raise faults.truncated(self._path, f"`{key[:80]}` claims {count} texts")
         data, size, unpack = self._data, self._size, _U64.unpack_from
@@ -245,8 +246,8 @@ class _HeaderReader:
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorPlace]:
         """Read `count` tensor entries, and return the tensors' places in the file by name; the entries' offsets count
         from the end of the header, aligned, and those of the places from the beginning of the file. Raises ConfigError
-        for a name that is there twice, a tensor that does not begin where the one before it ends (aligned), or one
-        beyond the file's end."""
+        for a bad name or shape (see `_name`, `_shape`), a name that is there twice, a tensor that does not begin where
+        the one before it ends (aligned), or one beyond the file's end."""
         entries: list[tuple[str, BlockKind, tuple[int, ...], int]] = []
         expected = 0
         names: set[str] = set()

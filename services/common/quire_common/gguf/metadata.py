@@ -106,7 +106,7 @@ class Metadata:
 
     def shown(self, key: str) -> str:
         """Return a key's value as text for an error message: a list's length and type, or the value's repr, cut to 80
-        characters."""
+        characters. Raises KeyError for an absent key."""
         value = self.values[key]
         if isinstance(value, TextArray):
             return f"a list of {len(value)} texts"

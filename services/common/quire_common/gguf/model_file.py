@@ -25,7 +25,7 @@ class GgufModel:
     """One model, of all its files."""
 
     name: str
-    """The file's name without `.gguf` and shard number."""
+    """The file's name without `.gguf` and, for a model of several shards, without the shard number."""
     metadata: Metadata
     """Metadata of the first file."""
     tensors: Mapping[str, TensorPlace]
@@ -35,7 +35,8 @@ class GgufModel:
 
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file: an existing file that ends in .gguf, in any case, or else one that begins
-    with GGUF's magic bytes. False for a file that cannot be read."""
+    with GGUF's magic bytes. Only these bytes are looked at: a damaged file, or one in .gguf that cannot be read, counts
+    too. False for a file of another name that cannot be read."""
     if path.suffix.lower() == _SUFFIX:
         return path.is_file()
     try:
@@ -57,8 +58,8 @@ def gguf_files(folder: Path) -> list[Path]:
 def open_gguf(path: Path) -> GgufModel:
     """Read the headers of a model: of one file, or of all shards of a split model, of which `path` may be any. The
     shards' tensors are merged; the metadata are the first shard's. Raises ConfigError for a missing, damaged or
-    misnamed file, for shards that do not fit together, and for more than 1024 of them. Raises Unsupported for another
-    GGUF version or byte order."""
+    misnamed file, for shards that do not fit together, and for more than 1024 of them. Raises Unsupported as
+    `read_header` does."""
     if not path.is_file():
         raise ConfigError("MODEL_NOT_FOUND", f"There is no file {path}.", "Check the path.", param="model")
     named = read_header(path)
@@ -90,7 +91,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 def _shards(path: Path, stem: str, count: int, named: GgufFile) -> tuple[GgufFile, ...]:
     """Read the headers of all shards in `path`'s folder, in order; `named` is that of `path`, which was read already.
-    Raises ConfigError if shards are missing, or a shard's own number or count is another."""
+    Raises ConfigError if shards are missing, or a shard's own number or count is another, and the errors of
+    `read_header`."""
     paths = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [each.name for each in paths if not each.is_file()]
     if missing:

@@ -68,8 +68,8 @@ def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer, without repeats: those with the roles eos, eot and eom, then
     control tokens with a known text. Some texts do not count beside certain others.
 
-    Empty where the file has none of either. Raises ConfigError for an id outside the vocabulary and for token types
-    that are damaged.
+    Empty where the file has none of either. Raises ConfigError if a role has an id outside the vocabulary (-1 too), and
+    for damaged token types or tokens.
     """
     named = (special_token_id(metadata, role) for role in _EOS_ROLES)
     texts = _control_tokens(metadata)
@@ -117,7 +117,8 @@ def token_types(metadata: Metadata) -> NDArray[np.integer]:
 
 
 def _control_tokens(metadata: Metadata) -> dict[str, int]:
-    """Return the ids of the control tokens, by text; empty if the file has no tokens or no types."""
+    """Return the ids of the control tokens, by text; empty if the file has no tokens or no types. Raises ConfigError if
+    they are damaged."""
     if TOKENS not in metadata or TOKEN_TYPES not in metadata:
         return {}
     ids: list[int] = np.flatnonzero(token_types(metadata) == TokenType.CONTROL).tolist()

@@ -41,7 +41,8 @@ def require_near(config: ServiceConfig, host: str, option: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is a loopback address, IPv4 mapped into IPv6 included, or `localhost`."""
+    """Return whether the host is a loopback address, IPv4 mapped into IPv6 included, or exactly `localhost`. False for
+    any other name, which is not looked up."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -63,9 +63,9 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
 
     def current(self) -> grpc.aio.Channel:
         """Return the channel for new calls. When the credentials have changed, a channel with the new ones is made and
-        connects beside the old one. The new channel takes over when it is connected, or when the old one no longer is.
-        The old one is closed when its calls have ended, and so is a new one that became outdated before it took over.
-        After `close`, no channel is made."""
+        connects beside the old one. The new channel takes over at the first call of this method at which it is
+        connected, or the old one no longer is. The old one is closed when its calls have ended, and so is a new one
+        that became outdated before it took over. After `close`, no channel is made."""
         if self._generation != self._credentials.generation and not self._closed:
             self._generation = self._credentials.generation
             if self._next is not None:

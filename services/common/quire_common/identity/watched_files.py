@@ -53,9 +53,10 @@ class WatchedFiles(Generic[T]):
         _watcher.add(self)
 
     def check(self) -> None:
-        """Load the value again if the files have changed. A new value replaces the former one, raises `generation` by
-        one, and is passed to the function `changed`, whose exceptions pass through. If the value cannot be loaded, the
-        failure is logged and counted, once per change of the files, and the former value stays.
+        """Load the value again if the files have changed. A new value replaces the former one and raises `generation`
+        by one, which is logged and counted. It is then passed to the function `changed`, whose exceptions pass through;
+        the new value stays. If the value cannot be loaded, the failure is logged and counted, once per change of the
+        files, and the former value stays.
 
         Only one file of a pair may be written yet. So nothing is reported, and the next check tries again, if the files
         change during the load, or if the load fails within 1 s of a change.

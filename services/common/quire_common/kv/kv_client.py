@@ -136,7 +136,8 @@ class KvClient:
     ) -> Generator[tuple[int, bytes], None, None]:
         """Yield the index and the framed bytes of each page in `indices`, as they arrive; None: of all pages of the
         lease, an empty list: of none. `timeout_s` limits the whole call; None: the client's time limit. The bytes are
-        not checked. A reader that stops early ends the call. Raises QuireError if the call fails (see
+        not checked. The call begins with the first page that the reader asks for, and a reader that stops early ends
+        it. A page whose last part does not come is left out. Raises QuireError if the call fails (see
         `from_rpc_error`)."""
         if indices is not None and not len(indices):
             return
@@ -157,7 +158,8 @@ class KvClient:
 
     def check(self, lease: bytes, index: int, context: common_pb2.RequestContext | None = None) -> bool:
         """Ask the store to check one page of a lookup. Returns whether the page is intact; if not, the store removes
-        it. Raises NotFound if the lease has ended, Unsupported for a store that cannot check."""
+        it. Raises NotFound if the lease has ended, Unsupported for a store that cannot check, and another QuireError if
+        the call fails."""
         request = kvstore_pb2.CheckRequest(context=context, lease=lease, page=index)
         return bool(self._call(self._stub.Check, request, context).intact)
 
@@ -176,8 +178,9 @@ class KvClient:
         """Put those of the run's pages that the store wants, and return how many were wanted, stored and refused. If it
         wants any, `on_wanted` is called first, with their indices. `body(index)` returns the body of one page; it is
         called in order, on a gRPC thread. A body may be changed once `body` is called again. If `body` raises
-        TransferCancelled, so does this method. After any failure the put is released, so that the store need not wait
-        for its lease to end."""
+        TransferCancelled, so does this method; it raises QuireError if a call fails, also by another exception of
+        `body`. An exception of `on_wanted` passes through. After any failure the put is
+        released, so that the store need not wait for its lease to end."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -204,7 +207,7 @@ class KvClient:
     ) -> Iterator[list[PutOutcome]]:
         """Context manager: the caller sends the put's pages inside it. On a normal exit, the pages are committed and
         the outcome is appended to the list that the context manager yields. If the body or the commit raises, the put
-        is released."""
+        is released; a release that fails is ignored."""
         outcome: list[PutOutcome] = []
         lease = begun.access.lease
         try:

@@ -48,8 +48,9 @@ def count_pages(frame: pb.PageEvents) -> int:
 
 
 def _add(frame: pb.PageEvents, change: pb.PageEvents) -> None:
-    """Append a change to the frame, which then covers the sequence numbers up to the change's. A chain that continues
-    the frame's last one extends it."""
+    """Append a change to the frame, which then covers the sequence numbers up to the change's. A chain whose parent is
+    the last page of the frame's last chain, of the same namespace, group and medium, extends that chain. Epoch and age
+    stay those of the frame's first change."""
     frame.first_sequence = frame.first_sequence or frame.sequence
     frame.sequence = change.sequence
     for chain in change.stored:

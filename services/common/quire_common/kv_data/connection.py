@@ -210,8 +210,8 @@ class DataConnection:
         raise DataConnectionError("slow" if got else "ended", f"{got} of {len(into)} bytes came")
 
     def _await(self, size: int) -> int:
-        """For 128 KiB to 1 MiB over TCP, wait until all `size` bytes have arrived, for the time limit at most. Returns
-        the flags for receiving them: to wait for all, or after the time limit not to wait."""
+        """For 128 KiB to 1 MiB over TCP or a tunnelled socket, wait until all `size` bytes have arrived, for the time
+        limit at most. Returns the flags for receiving them: to wait for all, or after the time limit not to wait."""
         if self.local or not _MANY_PACKETS_BYTES <= size <= BODY_BYTES:
             return socket.MSG_WAITALL
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)

@@ -42,8 +42,8 @@ class ServedSession(ABC, Generic[L]):
     def run(self) -> None:
         """Serve requests until the peer ends the connection, until an authenticated peer is idle for longer than
         `idle_s`, until the peer breaks the protocol, or until a refusal that ends the session. `_on_broken` is told of
-        a fault, but not of a connection that the peer ended. Then close the connection and call `_on_end`, whatever
-        happened. Runs in the session's own thread."""
+        a fault, but not of a connection that the peer or `stop` ended. Then close the connection and call `_on_end`,
+        whatever happened; any other exception of a handler passes on. Runs in the session's own thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():
@@ -88,7 +88,8 @@ class ServedSession(ABC, Generic[L]):
     def _serve_next(self) -> bool:
         """Wait for one request and answer it. An authenticated peer may be idle for `idle_s`, any other for the
         connection's time limit. File descriptors that the handler has not taken are closed. Returns whether the
-        connection goes on; False also when the peer was idle for too long, or has closed the connection."""
+        connection goes on; False also when an authenticated peer was idle for too long, or the peer has closed the
+        connection. Raises DataConnectionError if another peer was idle for too long, and as `_answer` does."""
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):
             return False
@@ -102,10 +103,10 @@ class ServedSession(ABC, Generic[L]):
             frame.close_fds()
 
     def _answer(self, frame: ReceivedFrame) -> bool:
-        """Verify a request and let the handler of its kind answer it; a QuireError is sent as a refusal. Returns
-        whether the connection goes on: not after an unknown lease, and after another refusal only with
-        `goes_on_refused`. Raises DataConnectionError for a frame that is not genuine, or of a kind without a
-        handler."""
+        """Verify a request and let the handler of its kind answer it. A QuireError is sent as a refusal with its code,
+        under no key if the lease was never known. Returns whether the connection goes on: not after an unknown lease,
+        and after another refusal only with `goes_on_refused`. Raises DataConnectionError for a frame that is not
+        genuine, or of a kind without a handler."""
         try:
             seals, lease = self._admit(frame)
         except QuireError as error:

@@ -37,9 +37,9 @@ class SessionThreads:
 
     def begin(self, session: ServedSession[Any], refused: Refused, on_end: Callable[[], None] = lambda: None) -> None:
         """Serve the session by a thread of its own. If there are too many sessions, the one that has waited longest
-        without a key is ended; if there is none, the new session is refused. Both call `refused` with `too_many`. If
-        the system has no thread left, the session is refused with `no_thread`. Each of these is logged. `on_end` is
-        called once, in any case: when the session has ended, or at the refusal."""
+        without a key is ended; if there is none, the new session is refused and its connection closed. Both call
+        `refused` with `too_many`. If the system has no thread left, the session is refused with `no_thread`. Each of
+        these is logged. `on_end` is called once, in any case: when the session has ended, or at the refusal."""
         thread = threading.Thread(target=self._run, args=(session, on_end), name=self._name, daemon=True)
         with self._changed:
             is_full = len(self._threads) >= self._most
@@ -91,8 +91,8 @@ class SessionThreads:
         return True
 
     def _run(self, session: ServedSession[Any], on_end: Callable[[], None]) -> None:
-        """Serve the session, then forget it and call `on_end`. An exception that breaks it is logged. Runs in the
-        session's thread."""
+        """Serve the session, then forget it and call `on_end`. An exception that breaks it is logged, except an
+        OSError: that one is ignored. Runs in the session's thread."""
         try:
             with contextlib.suppress(OSError):  # it was stopped before it began
                 session.run()

@@ -56,7 +56,7 @@ class ThreadAnnouncement:
 
     def close(self) -> None:
         """Withdraw the registration, if there is one, and end the thread. Waits; raises TimeoutError if the withdrawal
-        takes more than 10 s. The withdrawal is then cancelled."""
+        takes more than 10 s. The withdrawal is then cancelled. Must be called only once."""
         try:
             if self._discovery is not None and self._thread is not None:
                 closing = asyncio.run_coroutine_threadsafe(self._discovery.close(), self._loop)

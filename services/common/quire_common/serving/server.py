@@ -78,8 +78,8 @@ class BoundServer:
 
     def set_serving(self, up: bool) -> None:
         """Set whether an asyncio service that was ready is still ready, for grpc.health.v1. Call this in the service's
-        loop. Before the start has succeeded, this only sets the state that will hold then. After the stop has begun, it
-        has no effect."""
+        loop. For a threaded service it does nothing. Before the start has succeeded, this only sets the state that will
+        hold then. After the stop has begun, it has no effect."""
         self._set_serving(up)
 
     def when_leaving(self, tell: Callable[[], None]) -> None:
@@ -138,8 +138,9 @@ class SyncService(Protocol):
 
 def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
     """Make the config from flags, environment and file, and run the service with it. This is the body of every
-    `__main__`. A config error is logged as a typed error on one line. With `--explain-config`, every value and its
-    origin are printed as JSON, and nothing runs. Returns the exit code."""
+    `__main__`. A config error is logged as a typed error on one line. With `--explain-config`, every value (secrets
+    masked) and its origin are printed as JSON, and nothing runs. Returns the exit code: 2 after a config error, 0 after
+    `--explain-config`, else that of `run`. `--help`, `--version` and a flag without its value raise SystemExit."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if _EXPLAIN in argv:
@@ -186,9 +187,13 @@ async def _serve_aio(
     limits: PortLimits | None,
     tls: TlsFiles,
 ) -> int:
-    """Run the service from binding its port to its end, and return the exit code. It starts, is announced, and serves
-    until a signal or `BoundServer.fail`; then it leaves and drains, but not after a failure, and is closed. A signal
-    during the start cancels the start; the service is then drained and closed without having been announced."""
+    """Run the service from binding its port to its end, and return the exit code: 2 if the start, the service or its
+    drain failed, with the first failure logged, else 0. It starts, is announced, and serves until a signal or
+    `BoundServer.fail`. Then health says that the service is not ready, and its announcement is withdrawn. Unless it
+    failed, it leaves, waits for `--drain-delay-s` or another signal, and drains. In any case it is closed. If the start
+    fails, it is closed at once. A signal during the start cancels the start; the service is then drained and closed
+    without having been announced, and without the delay. With `metrics_port`, metrics and probes are served too. With
+    `limits`, clients that stay connected are told to connect anew while the service drains."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     loop, failures = asyncio.get_running_loop(), list[QuireError]()
@@ -271,10 +276,12 @@ async def _serve_aio(
 
 
 def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
-    """Run a threaded service from binding its port to its end, and return the exit code. It starts in a thread, is
-    announced, and serves until a signal or `BoundServer.fail`. Then it leaves (if its start has ended) and drains, but
-    not after a failure, and is closed. `max_workers` threads answer calls; calls beyond eight times as many are
-    refused. If the start still runs at the end, the process exits here at once."""
+    """Run a threaded service from binding its port to its end, and return the exit code, as `_serve_aio` does. It
+    starts in a thread, is announced, and serves until a signal or `BoundServer.fail`. Then health says that the service
+    is not ready. If its start has ended, its announcement is withdrawn and, unless it failed, it leaves and waits for
+    `--drain-delay-s` or another signal. Unless it failed, it drains. In any case it is closed. `max_workers` threads
+    answer calls; calls beyond eight times as many are refused. If the start still runs at the end, the process exits
+    here at once."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     stopped, hurried, failures = threading.Event(), threading.Event(), list[QuireError]()
@@ -353,7 +360,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
 
 
 def _wait_signal(event: threading.Event, limit_s: float = math.inf) -> None:
-    """Wait in the main thread until a signal handler sets the event, for at most `limit_s`."""
+    """Wait in the main thread until a signal handler or `BoundServer.fail` sets the event, for at most `limit_s`."""
     deadline = time.monotonic() + limit_s
     # A long wait() would keep the main thread from running signal handlers on some platforms.
     while (left_s := deadline - time.monotonic()) > 0 and not event.wait(min(left_s, _SIGNAL_POLL_S)):
@@ -391,8 +398,8 @@ def _bind(
 ) -> BoundServer:
     """Bind the address of --listen, with TLS if there is a certificate, and return the parts of the process that the
     service may use. `fail` becomes their `fail`. An instance without a name gets one from service and port or address.
-    Raises ConfigError if the port is taken, a TLS file cannot be read, or the port would be open to other hosts without
-    TLS."""
+    Raises ConfigError if the port is taken, the address is malformed or not this host's, a TLS file cannot be read, or
+    the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
     require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)

@@ -49,8 +49,8 @@ def constraint_to_pb(constraint: Constraint) -> pb.Constraint:
 
 
 def constraint_from_pb(message: pb.Constraint) -> Constraint:
-    """Decode a compiled constraint. An absent version counts as 1.9.1. Raises InvalidArgument for another kind, a text
-    that is too long, or a digest that does not belong to the text."""
+    """Decode a compiled constraint. An absent version counts as 1.9.1, and a long one is cut to 64 characters. Raises
+    InvalidArgument for another kind, a text that is too long, or a digest that does not belong to the text."""
     if message.kind != COMPILED:
         raise InvalidArgument(
             "CONSTRAINT_NOT_COMPILED",

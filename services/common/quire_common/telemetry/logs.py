@@ -95,8 +95,8 @@ def get_logger(name: str) -> Log:
 
 def setup_logging(service: str, level: str, fmt: str, *, instance: str = "", stream: TextIO | None = None) -> None:
     """Send all log lines of the process, of `level` and above, to `stream` (None: stderr), in place of an earlier
-    setup. `fmt` is json or pretty. Python's warnings are logged too. `service` and `instance` are in each JSON line,
-    and `service` in each readable one."""
+    setup. `fmt` is json; any other text means pretty. Python's warnings are logged too. `service` and `instance` are in
+    each JSON line, and `service` in each readable one."""
     set_identity(service, instance)
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -159,7 +159,8 @@ class PrettyFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: clock, level, service, message, fields and ids, with a traceback if there is one. Secret
-        fields are masked, and control characters are escaped. Each line of the traceback is indented."""
+        fields are masked, the message is cut to 2000 characters, and control characters are escaped. Each line of the
+        traceback is indented."""
         start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"

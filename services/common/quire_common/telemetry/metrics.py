@@ -73,7 +73,8 @@ def render() -> bytes:
 
 def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None = None) -> MetricsServer:
     """Start an HTTP server of `/metrics`, `/livez` and `/readyz` on `host:port` (0: a free port), over TLS if there is
-    a context, and return it. Raises ConfigError for a bad address or a port that is taken."""
+    a context, and return it. Raises ConfigError for a bad address, or one at which it cannot listen, such as a port
+    that is taken."""
     host, port = split_address(address, "metrics_listen")
     try:
         return MetricsServer(host, port, registry, probes, context)

@@ -83,7 +83,8 @@ def _event(event: Event) -> Span.Event:
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> list[KeyValue]:
-    """Encode attributes; lists and tuples become arrays. Messages of single values are kept and shared."""
+    """Encode attributes; lists and tuples become arrays. Messages of single values are shared; the 4096 used last are
+    kept."""
     if not attributes:
         return []
     return [

@@ -76,7 +76,8 @@ def setup_tracing(
 
     `ca` is a PEM file with the authority of an https endpoint; empty: the system's authorities. `ratio` is the share of
     traces that are sampled, among traces that begin in this process. A trace with a parent keeps the parent's decision.
-    Raises ConfigError if the authority is unreadable, or if it is given for an endpoint that is not https.
+    Raises ConfigError if the authority is unreadable, or if it is given for an endpoint that is not https; an earlier
+    setup has ended then.
     """
     global _recorder  # noqa: PLW0603  # tracing is a property of the process
     if not endpoint and processor is None:
@@ -147,9 +148,9 @@ def span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
-    """Context manager: yield a new span, which is the current one inside the block and ends with it. An exception gives
-    it the error status, with the exception's class name, and passes through. Without tracing, the span records
-    nothing."""
+    """Context manager: yield a new span, below `parent` (None: the current span), which is the current one inside the
+    block and ends with it. An exception gives it the error status, with the exception's class name, and passes through.
+    Without tracing, the span records nothing."""
     if (recorder := _recorder) is None:
         yield trace.INVALID_SPAN
         return
@@ -175,8 +176,9 @@ def record_span(
     *,
     error_type: str = "",
 ) -> None:
-    """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. A span
-    with an `error_type` gets the error status. Does nothing without tracing."""
+    """Record a span of work that has ended, for streams that carry many requests. Times are `time.time_ns()`. A
+    `parent` of None means the current span. A span with an `error_type` gets the error status. Does nothing without
+    tracing."""
     if (recorder := _recorder) is None:
         return
     ended = recorder.start_span(name, parent, kind, attributes, start_ns)

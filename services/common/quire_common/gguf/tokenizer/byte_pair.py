@@ -44,8 +44,8 @@ def byte_pair_json(tokens: TokenList) -> dict[str, Any]:
 
 
 def _merges(tokens: TokenList) -> list[tuple[str, str]]:
-    """Return the merges as pairs of texts, in the order in which they apply. Raises ConfigError for a merge without a
-    space that separates two texts.
+    """Return the merges as pairs of texts, in the order in which they apply. Raises ConfigError if the merges are
+    missing, or one has no space after its first character.
 
     Left and right are separated by the first space after the first character, because a left side may itself start with
     a space (llama.cpp's rule).

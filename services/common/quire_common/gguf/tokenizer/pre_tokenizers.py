@@ -108,7 +108,7 @@ PRE_TOKENIZERS: Final = MappingProxyType(
 
 def find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     """Return the entry of PRE_TOKENIZERS that the file names. Raises Unsupported if the file names none, or an unknown
-    one."""
+    one; ConfigError if the name is no text."""
     name = metadata.text(PRE_TOKENIZER_NAME, "")
     if name not in PRE_TOKENIZERS:
         said = f"names the pre-tokenizer {name[:80]!r}" if name else f"names no pre-tokenizer (`{PRE_TOKENIZER_NAME}`)"

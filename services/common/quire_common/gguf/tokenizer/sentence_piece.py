@@ -28,8 +28,8 @@ _MOST_CHARS = 256
 def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
     """Return the whole tokenizer as the content of a tokenizer.json: BPE with byte fallback, and merges made from the
     scores. Spaces become U+2581, with one before each text unless the file says otherwise. Raises ConfigError if scores
-    are missing or not finite, or a token that is to be added to texts is missing. Raises Unsupported for a token of
-    more than 256 characters."""
+    are missing, not one for each token or not finite, or a token that is to be added to texts is missing. Raises
+    Unsupported for a normal token of more than 256 characters."""
     metadata = tokens.metadata
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARKER}
@@ -67,7 +67,8 @@ def sentence_piece_json(tokens: TokenList) -> dict[str, Any]:
 
 def _merges(tokens: TokenList) -> list[tuple[str, str]]:
     """Return the pairs of tokens that make up each normal token, best score first, then by the ids of the token and of
-    its left part. Raises Unsupported for a token of more than 256 characters."""
+    its left part. The parts may be tokens of any type. Raises Unsupported for a normal token of more than 256
+    characters, and ConfigError as `_scores` does."""
     scores = _scores(tokens)
     ids = tokens.vocabulary
     found: list[tuple[float, int, int, str, str]] = []

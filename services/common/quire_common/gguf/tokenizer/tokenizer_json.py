@@ -20,9 +20,9 @@ _KINDS: Final[Mapping[str, Callable[[TokenList], dict[str, Any]]]] = MappingProx
 
 
 def read_tokenizer(metadata: Metadata) -> tuple[bytes, TokenList]:
-    """Return a file's tokenizer as the bytes of a tokenizer.json, and its tokens. Raises ConfigError if tokens, types,
-    merges or scores are missing or damaged. Raises Unsupported for another kind of vocabulary, and as that kind's
-    function does."""
+    """Return a file's tokenizer as the bytes of a tokenizer.json, and its tokens. Raises ConfigError if the
+    vocabulary's kind, tokens, types, merges or scores are missing or damaged, or a token that is to be added to texts
+    is missing. Raises Unsupported for another kind of vocabulary, and as that kind's function does."""
     kind = metadata.text(VOCABULARY_KIND)
     if kind not in _KINDS:
         raise Unsupported(

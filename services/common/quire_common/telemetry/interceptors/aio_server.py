@@ -58,7 +58,8 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Return the method's handler, wrapped as `_wrap` does; None for an unknown method. It is wrapped once per
-        method and kind: only registered methods have a handler, so the table is bounded."""
+        method and kind, and anew if the server returns another handler object: only registered methods have a handler,
+        so the table is bounded."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

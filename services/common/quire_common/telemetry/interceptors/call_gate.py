@@ -36,8 +36,9 @@ class CallGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing.
-        None for an unknown method."""
+        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing:
+        it runs the check a second time, to raise the refusal. Returns None for an unknown method, unchecked. An
+        exception of the check that is no QuireError passes through."""
         handler = await continuation(handler_call_details)
         if handler is None or self.check is None:
             return handler
@@ -49,9 +50,9 @@ class CallGate(grpc.aio.ServerInterceptor):
         return handler
 
     def _refuse(self, path: str) -> Handler:
-        """Return the handler that refuses calls of this method: it calls the check again, which raises the refusal. It
-        is made once per method. It is a stream handler that reads no request, because gRPC itself would read the
-        message of a call with one request."""
+        """Return the handler that refuses calls of this method: it calls the check again, which raises the refusal; if
+        the check passes now, the call ends without a response. It is made once per method. It is a stream handler that
+        reads no request, because gRPC itself would read the message of a call with one request."""
         refusing = self._refusing.get(path)
         if refusing is None:
 

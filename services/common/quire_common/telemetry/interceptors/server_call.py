@@ -102,8 +102,9 @@ class ServerCall:
 
     def end(self, code: grpc.StatusCode, error_code: str = "") -> None:
         """Count the call by its status and, if it failed by a typed error, by `error_code`, record its duration unless
-        the method is untraced, and end its span. An administrative call, and one whose caller was refused, goes to the
-        audit log. Only the first call of this method does something; any thread may make it."""
+        the method is untraced, and end its span, which only a fault of the server marks as an error. An
+        administrative call, and one whose caller was refused, goes to the audit log. Only the first call of this method
+        does something; any thread may make it."""
         if self.ended:
             return
         self.ended = True

@@ -43,7 +43,8 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Return the method's handler, wrapped as `_wrap` does; None for an unknown method. It is wrapped once per
-        method: only registered methods have a handler, so the table is bounded."""
+        method, and anew if the server returns another handler object: only registered methods have a handler, so the
+        table is bounded."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None

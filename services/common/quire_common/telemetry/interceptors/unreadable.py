@@ -21,7 +21,7 @@ class Unreadable:
 
 
 def tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Return the deserializer, changed so that it returns `Unreadable` where it would raise."""
+    """Return the deserializer, changed so that it returns `Unreadable` where it would raise. None stays None."""
     if deserializer is None:
         return None
 
