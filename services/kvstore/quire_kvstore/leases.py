@@ -76,7 +76,7 @@ class LeaseTable(Generic[H]):
 
     def grant(self, held: H, lease_ms: int) -> Lease[H]:
         """Grant a new lease on `held`, with a random name and key, for `granted_ms(lease_ms)` from now. Raises
-        Overloaded if the table is full."""
+        Overloaded if the table is full; leases that have expired and are still listed count."""
         self.require_room()
         granted_ms = self.granted_ms(lease_ms)
         key = secrets.token_bytes(KEY_BYTES)

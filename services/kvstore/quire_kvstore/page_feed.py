@@ -54,7 +54,8 @@ class Watcher:
 
     def wait_for_changes(self, pause_s: float = 0.0) -> list[PageChange] | None:
         """Let `pause_s` pass (a `close` cuts this short), then block until there are changes. Returns the changes after
-        number `at`, which moves on, or None if the tail has lost some of them or the watcher is closed."""
+        number `at`, which moves on, or None if the tail lacks some of them, `at` lies ahead of the feed, or the watcher
+        is closed."""
         feed = self._feed
         with feed.changed:
             if pause_s > 0:

@@ -104,9 +104,9 @@ class PageStore:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
         lower tiers. Returns its length in pages and the lease that holds it (None if nothing was found). `lease_ms`:
         the lease's life; 0 is the default, and the configuration has a maximum. Without `pin`, only count the leading
-        pages that this instance holds: no lease, no wait, no count of hits. While the store drains, nothing is found.
-        Raises TooLarge for more than `max_keys` pages, InvalidArgument for malformed keys, Overloaded if there are too
-        many leases."""
+        pages that RAM or a local tier holds: no lease, no wait, no count of hits. While the store drains, nothing is
+        found. Leases that have expired are ended first. Raises TooLarge for more than `max_keys` pages, InvalidArgument
+        for malformed keys, Overloaded if there are too many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -166,9 +166,9 @@ class PageStore:
                 self._ram.release_page(page)
 
     def verify_page(self, lease_id: bytes, index: int) -> bool:
-        """Return whether a pinned page matches its key and checksum. A damaged page is dropped and counted, and
-        watchers are told. If only its MAC is wrong, the MAC is computed again. Raises NotFound if the lease is unknown,
-        has expired or is a put's."""
+        """Return whether a pinned page matches its key and checksum. False also for a page that was dropped before. A
+        damaged page is dropped and counted, and watchers are told unless a local tier has it. If only its MAC is wrong,
+        the MAC is computed again. Raises NotFound if the lease is unknown, has expired or is a put's."""
         with self._lock:
             page = self._find_pinned(lease_id).pages[index]
         with self.page_view(lease_id, index) as framed:
@@ -202,8 +202,8 @@ class PageStore:
         return indices or range(count)
 
     def populate(self, start: int, size: int) -> bool:
-        """Make `size` bytes of the memory, from byte `start` on, resident now instead of at their first use. Returns
-        False if `start` is past the end, or the kernel cannot do it."""
+        """Make `size` bytes of the memory, from byte `start` on and to its end at most, resident now instead of at
+        their first use. Returns False if `start` is past the end, or the kernel cannot do it."""
         if start >= self._config.ram_bytes:
             return False
         try:
@@ -219,9 +219,12 @@ class PageStore:
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
-        if it is here, if another put brings it, or if no room can be made. While the store drains, none is wanted.
-        `page_bytes`: the size of one page's body. `lease_ms` is as for `lookup`. Raises InvalidArgument for a page
-        named twice, TooLarge for too many pages or a bad page size, and Overloaded if there are too many leases."""
+        if RAM or a local tier has it, if another put brings it, or if no room can be made, also by evicting pages.
+        Pages without room count as refused. While the store drains, none is wanted. Without a wanted page there is no
+        lease.
+        `page_bytes`: the size of one page's body. `lease_ms` is as for `lookup`. Raises InvalidArgument for a malformed
+        key or a page named twice, TooLarge for too many pages or a bad page size, and Overloaded if there are too many
+        leases."""
         keys = self._keys(run)
         with self._lock:
             self._expire()
@@ -240,9 +243,9 @@ class PageStore:
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
         """Copy one part of a put's page, of 1 MiB at most, into its memory at `offset`; the page's header comes first.
-        Raises NotFound if the lease is unknown, has expired or is a lookup's. Raises InvalidArgument for a longer part,
-        a part that is neither the first nor the next one of its page, and a page that is not wanted or is being
-        written."""
+        Raises NotFound if the lease is unknown, has expired or is a lookup's. Waits as `page_buffer` does. Raises
+        InvalidArgument for a part that is longer or exceeds the page, a part that is neither the first nor the next one
+        of its page, and a page that is not wanted or is being written."""
         part = memoryview(data)
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."

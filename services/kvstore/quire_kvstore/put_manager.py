@@ -84,8 +84,9 @@ class PutManager:
         self.pending_bytes = 0
 
     def missing(self, keys: Sequence[PageKey], page_bytes: int) -> list[int]:
-        """Return the indices of the pages that are neither here nor being put. `page_bytes` is the size of one page's
-        body. Raises InvalidArgument for a page named twice, TooLarge for a bad page size. Called with the lock held."""
+        """Return the indices of the pages that neither RAM nor a local tier has and no other put brings. `page_bytes`
+        is the size of one page's body. Raises InvalidArgument for a page named twice, TooLarge for a bad page size.
+        Called with the lock held."""
         if len(set(keys)) < len(keys):
             raise InvalidArgument("DUPLICATE_PAGE", "A page is named twice in one put.", "Name each page once.")
         if not 0 < page_bytes <= self._config.max_page_bytes:
@@ -99,8 +100,9 @@ class PutManager:
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
         """Reserve memory for the missing pages, or from the first on for as many as there is room, evicting other pages
-        but none of this run. Returns them as a put, pending until `finish`; None if there is no room at all. Pages
-        without room count as refused, and watchers are told of evictions. Called with the lock held."""
+        but none of this run; pages of the run in RAM move to the end of the order of eviction. Returns them as a put,
+        pending until `finish`; None if there is no room at all. Pages without room count as refused, and watchers are
+        told of evictions. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -117,11 +119,11 @@ class PutManager:
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
         """Context manager: yield memory for a part of a page, by default for all of it, which the caller fills. Offset
-        and size count the page's header, too. After the page's last byte the page is verified, and a corrupt one is
-        counted. If the caller raises, the whole page counts as missing. A first part waits, at most 2 s, for another
-        stream that still writes the page. Raises NotFound if the lease is unknown, has expired or is a lookup's. Raises
-        InvalidArgument for a part that is neither the first nor the next one of its page, and for a page that is not
-        wanted or has a writer."""
+        and size count the page's header, too. After the page's last byte the page is verified; a corrupt one is
+        counted, and raises nothing. If the caller raises, the whole page counts as missing. A first part waits, at most
+        2 s, for another stream that still writes the page. Raises NotFound if the lease is unknown, has expired or is a
+        lookup's. Raises InvalidArgument for a part that is too long, or neither the first nor the next one of its page,
+        and for a page that is not wanted or has a writer."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
@@ -156,11 +158,11 @@ class PutManager:
 
     def finish(self, put: Put, *, publish: bool) -> int:
         """End the put; its lease is left to the caller. With `publish`, the put's intact pages become visible, and
-        watchers and write-through tiers learn of them; the run is moved to the end of the order of eviction. Of a page
-        that a lookup has brought meanwhile, the put's copy is freed, and it counts as visible. The memory of all other
-        pages is freed, at once or when the page's writer has finished, and these pages are added to the store's count
-        of refused pages. Without `publish`, this happens to all pages of the put. Returns how many pages became
-        visible. Called with the lock held."""
+        watchers and write-through tiers learn of them; if there is any, the pages of the run that are in RAM move to
+        the end of the order of eviction. Of a page that a lookup has brought meanwhile, the put's copy is freed, and it
+        counts as visible. The memory of all other pages is freed, at once or when the page's writer has finished, and
+        these pages are added to the store's count of refused pages. Without `publish`, this happens to all pages of the
+        put. Returns how many pages became visible. Called with the lock held."""
         intact = sorted(put.intact) if publish else []
         self._pending.difference_update(put.wanted_keys())
         self.pending_bytes -= put.pending_bytes

@@ -109,7 +109,7 @@ class RamTier:
             self._being_read[page.key] = page
 
     def release_page(self, page: RamPage) -> None:
-        """Undo one `acquire_page`; a page that was dropped meanwhile is freed."""
+        """Undo one `acquire_page`. A page that was dropped is freed if it has no pin and no other reader."""
         page.readers -= 1
         if page.readers == 0 and self._being_read.get(page.key) is page:
             del self._being_read[page.key]

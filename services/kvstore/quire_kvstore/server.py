@@ -74,9 +74,9 @@ class KvstoreService:
         log.info("pages travel", data_port=self._data.port, arena=self._data.arena)
 
     def drain(self, timeout_s: float) -> None:
-        """Answer every lookup with a miss and want no pages for puts from now on. Wait up to `timeout_s` in all until
-        streams and data connections have finished, and queued pages are written to lower tiers. Leases are not waited
-        for."""
+        """From now on, answer every lookup with a miss, want no pages for puts, and end Watch streams. Wait up to
+        `timeout_s` in all until streams have ended, no data connection works on a request, and queued pages are
+        written to lower tiers. Leases are not waited for."""
         deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._stream_limiter.drain(timeout_s)
@@ -103,7 +103,7 @@ class KvstoreService:
 
     def _sweep(self) -> None:
         """Until `close`, every `sweep_s`: end expired leases, cancel streams whose time is over, and update the
-        metrics."""
+        metrics. An exception ends the thread."""
         while not self._stopping.wait(self._config.sweep_s):
             self.store.sweep()
             self._stream_limiter.sweep()

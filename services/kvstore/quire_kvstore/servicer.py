@@ -62,9 +62,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> kvstore_pb2.LookupAndPinResponse:
         """Look up the longest prefix of the keys, and pin it under a lease unless `no_pin` is set. The lookup may wait
         for lower tiers, see `_wait_s`. The response says how many pages were found and the slowest tier that they came
-        from (empty if there are none; with `no_pin` always `ram`). `direct` adds the data with which the caller can
-        read the pages without gRPC. If the caller has left, the lease is released. Raises the errors of
-        `PageStore.lookup`."""
+        from (empty if there are none; otherwise `ram` with `no_pin`). `direct` adds the data with which the caller can
+        read the pages without gRPC. If the caller has left, the lease is released, and `direct` then raises NotFound.
+        Raises the errors of `PageStore.lookup`."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
@@ -120,8 +120,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
     ) -> kvstore_pb2.PutResponse:
         """Write the stream's parts of pages into the put whose lease the first frame names. Returns how many of the
-        put's pages are complete. Raises InvalidArgument if no lease is named, Overloaded if too many streams run, and
-        the errors of `PageStore.write`."""
+        put's pages have come whole, damaged ones too. Raises InvalidArgument if no lease is named, Overloaded if too
+        many streams run, and the errors of `PageStore.write`."""
         lease = b""
         with self._stream_limiter.track(context):
             for frame in request_iterator:

@@ -40,9 +40,9 @@ class SlabAllocator:
         """By slab size and start: spans with a free slab."""
 
     def allocate(self, slab_bytes: int) -> int | None:
-        """Allocate a slab of `slab_bytes` from a span of this slab size that has a free one; the slab freed last goes
-        first. If there is none, cut a new span of up to 1 MiB, of one slab at least. Returns the slab's byte offset;
-        None if no span fits."""
+        """Allocate a slab of `slab_bytes` from a span of this slab size that has a free one: from the span that got its
+        first free slab last, the slab freed last. If there is no such span, cut a new span of up to 1 MiB, of one slab
+        at least. Returns the slab's byte offset; None if no span fits."""
         spans = self._open.setdefault(slab_bytes, {})
         if spans:
             span = spans[next(reversed(spans))]

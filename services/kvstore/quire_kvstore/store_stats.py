@@ -76,7 +76,8 @@ class LookupCounts:
 
     def count(self, prefetch: Prefetch, found: int) -> None:
         """Count a lookup that was answered with `found` pages. Each of these is a hit of the tier that it came from.
-        For each tier, every page that neither it nor a faster tier had is a miss."""
+        For each tier, every page of the run that neither it nor a faster tier supplied is a miss, also behind the end
+        of the prefix."""
         asked = len(prefetch.keys)
         for tier, figures in self._by_tier.items():
             hits = sum(prefetch.tier_names[index] == tier for index in range(found))

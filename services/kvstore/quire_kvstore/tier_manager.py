@@ -53,7 +53,7 @@ class TierManager:
     def fetch_prefix(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
         """Pin the prefix of the keys that is in RAM, and load the pages that follow from lower tiers. Blocks up to
         `wait_s`, with the store's lock released, until the prefix is complete; what came late is not in it. With
-        `wait_s` 0, or if `max_waiting` lookups wait already, only RAM is asked. The caller ends the lookup with
+        `wait_s` 0 or less, or if `max_waiting` lookups wait already, only RAM is asked. The caller ends the lookup with
         `end_prefetch`."""
         prefetch = Prefetch(keys, self._lock, time.time_ns())
         self._start_loads(prefetch, load_missing=wait_s > 0 and self._waiting < self._max_waiting)
@@ -124,9 +124,9 @@ class TierManager:
     # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """Reserve RAM for a page that a tier is about to read, evicting other pages as needed. Returns None if the load
-        has ended with this call: it fails if no lookup wants the page any more or there is no room. If a put has
-        brought the page meanwhile, that page completes the load."""
+        """Reserve RAM for a page that a tier is about to read, evicting other pages as needed; watchers are told of
+        evictions. Returns None if the load has ended with this call: it fails if no lookup wants the page any more or
+        there is no room. If a put has brought the page meanwhile, that page completes the load."""
         load = cast("PageLoad", job)
         with self._lock:
             if not load.wanted():
@@ -210,9 +210,9 @@ class TierManager:
 
     def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
         """Process the lookup's next keys, as many as its window allows: pin pages in RAM, and share loads that are
-        under way. Other pages are requested from the fastest tier that may have them; loads that its full read queue
-        refuses go to the next tier. The prefix ends at a page that no tier has or, without `load_missing`, at a page
-        that is not in RAM."""
+        under way. Other pages are requested from the fastest tier that may have them; loads that its read queue
+        refuses, since it is full or closed, go to the next tier. The prefix ends at a page that no tier may have or,
+        without `load_missing`, at a page that is not in RAM."""
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor

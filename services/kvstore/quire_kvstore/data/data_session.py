@@ -81,8 +81,9 @@ class DataSession(ServedSession[bytes]):
 
     def _get(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         """Send the pages of the lease whose indices the frame carries (at least one; a frame without any fails its
-        check), in parts, then an end frame with their number. The pages are not verified here. Raises
-        DataConnectionError if the peer takes longer than `transfer_timeout_s` over them."""
+        check), in parts, then an end frame with their number. The pages are not verified here, but get their
+        MACs if there is a key. Raises QuireError for a bad index, or if the lease has ended, also between two pages.
+        Raises DataConnectionError if the peer takes longer than `transfer_timeout_s` over them."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
@@ -102,8 +103,8 @@ class DataSession(ServedSession[bytes]):
 
     def _put(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         """Receive one part of a page into the store; the first part brings the page's header. After the last part,
-        confirm the page to the client. Once a part is refused, the rest of the page is received and dropped, and the
-        error is raised at the last part."""
+        confirm the page to the client, also a corrupt one, which the commit drops. Once a part is refused, the rest of
+        the page is received and dropped, and the error is raised at the last part."""
         head, first = frame.head, frame.head.offset == 0
         prefix = HEADER_BYTES if first else 0
         if first:
@@ -125,7 +126,8 @@ class DataSession(ServedSession[bytes]):
             raise self._put_error
 
     def _verify_page(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
-        """Verify a page that the client found damaged, and answer END, with 1 if the page is intact here, else 0."""
+        """Verify a page that the client found damaged, and answer END, with 1 if the page is intact here, else 0; a
+        damaged page is dropped."""
         (index,) = self._store.readable_indices(lease, [frame.head.page])
         self._end(frame.head, seals, int(self._store.verify_page(lease, index)))
 
@@ -150,7 +152,8 @@ class DataSession(ServedSession[bytes]):
 
     def _copy_from_client(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         """Copy a whole page from the memory that the client lends into the store, with the header from the frame, and
-        confirm it to the client. Raises DataConnectionError if no memory was lent, or it ends too early."""
+        confirm it to the client, also a corrupt one, which the commit drops. Raises DataConnectionError if no memory
+        was lent, or it ends too early, and the errors of `PageStore.page_buffer`."""
         head, client_memory = frame.head, self._client_memory
         if client_memory is None:
             raise DataConnectionError("garbage", "a page of no memory")

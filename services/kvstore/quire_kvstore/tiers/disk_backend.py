@@ -92,8 +92,8 @@ class DiskBackend:
 
     def open(self) -> None:
         """Lock the folder, and index its pages by their headers; the oldest pages beyond the capacity are removed, and
-        it is reported if pages were found. A failure is counted, logged once and tried again later. Does nothing if the
-        disk is open already, or if it is too early to try again."""
+        it is reported if pages were found. Files that the scan removed count as corrupt. A failure is counted, logged
+        once and tried again later. Does nothing if the disk is open already, or if it is too early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -132,9 +132,9 @@ class DiskBackend:
         self.open()
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """Read the file of each page into the buffer that `allocate_buffer` gives, and deliver the bytes read; None if
-        the page is not indexed or cannot be read. A page whose file is lost is discarded. A job without a buffer is
-        skipped."""
+        """Read the file of each page into the buffer that `allocate_buffer` gives, and deliver the bytes read: an empty
+        view if the file has another length, None if the page is not indexed or cannot be read. A page whose file is
+        lost is discarded. A job without a buffer is skipped."""
         for job in jobs:
             size = self._index.size(job.key)
             if size is None:  # it has gone meanwhile
@@ -172,8 +172,9 @@ class DiskBackend:
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
         """Write one page, and evict others to make room. Returns whether the page is stored now, or was before: not if
-        the disk is not open, writes are paused, or the page does not fit. After a failed write, no page is written for
-        `retry_s`; if the disk is full, a few old pages are removed too."""
+        the disk is not open, writes are paused, the page does not fit, or another thread writes or removes it. A failed
+        write is counted, and the first one in a row is logged. After it, no page is written for `retry_s`; if the disk
+        is full, a few old pages are removed too."""
         if job.key in self._index:
             return True
         if not self._is_open or not self._write_breaker.try_now():

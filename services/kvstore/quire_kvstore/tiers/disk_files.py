@@ -112,9 +112,9 @@ class DiskFiles:
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
-        """Read a framed page of the length of `into`, and set the file's time to `stamp_ns`. Returns the number of
-        bytes read; 0 if the file has another length. The content is not checked. Raises OSError if the file is missing
-        or cannot be read."""
+        """Read a framed page of the length of `into`, and set the file's time to `stamp_ns` if the disk lets that.
+        Returns the number of bytes read; 0 if the file has another length. The content is not checked. Raises OSError
+        if the file is missing or cannot be read."""
         return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
@@ -207,7 +207,8 @@ class DiskFiles:
     def _open(self, path: Path, flags: int) -> int:
         """Open a regular file, with O_DIRECT where the filesystem takes it, and return its descriptor. Once refused,
         O_DIRECT is off for all later files. For a file to be written, missing folders are made. Raises OSError if the
-        file cannot be opened; this is FileNotFoundError if the path is missing or no regular file."""
+        file cannot be opened; this is FileNotFoundError if the path is missing, or is a pipe or the like. A symbolic
+        link is refused too."""
         # Somebody may have put a pipe in the file's place: without O_NONBLOCK its open would never return.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):

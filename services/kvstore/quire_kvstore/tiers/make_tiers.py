@@ -39,7 +39,7 @@ def _disk(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
 
 def _redis(config: KvstoreConfig, mac: PageMac | None) -> Tier | None:
     """Make the Redis tier from the configuration; None without a URL. Raises ConfigError for a URL that is none of a
-    Redis."""
+    Redis, or a file of the URL that cannot be read."""
     if not config.redis_url:
         return None
     backend = RedisBackend(

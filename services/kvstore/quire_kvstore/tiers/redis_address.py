@@ -72,8 +72,8 @@ class RedisAddress:
         return connection
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        """Open a TCP connection, or one to the Unix socket at `path`. Raises OSError if nobody accepts it within
-        `timeout_s`."""
+        """Open a TCP connection, or one to the Unix socket at `path`. Raises OSError if nobody accepts it; each
+        address of the host gets `timeout_s`."""
         if not self.path:
             connection = socket.create_connection((self.host, self.port), timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

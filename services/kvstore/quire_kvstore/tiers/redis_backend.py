@@ -99,8 +99,8 @@ class RedisBackend:
         """Does nothing: the tier's maintenance thread connects."""
 
     def maintain(self) -> None:
-        """Send the deletes that wait. If Redis counts as away and `retry_s` has passed, try to connect; on success
-        Redis is used again."""
+        """Send the deletes that wait, unless Redis counts as away. If it does and `retry_s` has passed, try to connect:
+        on success Redis is used again, a failure is counted."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
         if self._breaker.closed or not self._breaker.try_now():
@@ -118,7 +118,8 @@ class RedisBackend:
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """Ask for the lengths of all values first, which also prolongs their lives. A page is delivered as None if it
         is missing, if Redis is away or answers with an error, or if it is longer than a page may be. A value that is
-        too long, or no string, counts as corrupt and is deleted. Then fetch and deliver the others."""
+        too long, or no string, counts as corrupt and is deleted. Then fetch and deliver the others, and send
+        the deletes."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -180,7 +181,7 @@ class RedisBackend:
         """Fetch values of these sizes into the buffers that their jobs get, and deliver them in order; jobs without a
         buffer are skipped. Up to 8 MiB of values are requested ahead, so that Redis never waits. A value whose size has
         changed is delivered empty, one that has gone or an error as None. If Redis is lost, the remaining jobs are
-        delivered as None."""
+        delivered as None. An exception of a callback closes the connection and passes on."""
         to_ask, asked_bytes = deque(found), 0
         asked: deque[tuple[PageJob, memoryview]] = deque()
         try:

@@ -36,7 +36,7 @@ Reply = int | bytes | ErrorReply | None
 
 
 class RedisConnection:
-    """A connection. `timeout_s` limits each send, and each answer from the beginning of the wait to its end."""
+    """A connection. `timeout_s` limits each wait for the socket to take or give bytes, and each answer as a whole."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
         """Connect and log in; raises RedisConnectionLost if Redis cannot be reached or refuses the login."""
@@ -63,8 +63,9 @@ class RedisConnection:
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
         """Send commands in RESP2, without waiting for answers. The caller must then read one answer for each. Arguments
-        of 16 KiB or more are sent from their own memory. Raises RedisConnectionLost if the connection breaks, or a send
-        takes longer than `timeout_s`."""
+        of 16 KiB or more are sent from their own memory. Raises RedisConnectionLost if the connection breaks, or if the
+        socket takes no byte for `timeout_s`; with TLS, also if one write takes longer, and each long argument is a
+        write. A call as a whole has no time limit."""
         waiting = bytearray()
         try:
             for arguments in commands:
@@ -122,8 +123,8 @@ class RedisConnection:
             self._socket.close()
 
     def _handshake(self, address: RedisAddress) -> None:
-        """Log in if there is a password, select the database and ping. Raises RedisConnectionLost as `execute` does,
-        and if Redis refuses a command."""
+        """Log in if there is a password, select the database unless it is 0, and ping. Raises RedisConnectionLost as
+        `execute` does, and if Redis refuses a command."""
         commands: list[Sequence[Argument]] = []
         if address.password:
             user = [address.user.encode()] if address.user else []
@@ -185,8 +186,9 @@ class RedisConnection:
 
     def _receive_into(self, memory: memoryview, flags: int = 0) -> int:
         """Receive at least one byte and at most as many as the memory holds; return how many. Raises
-        RedisConnectionLost for an error, at the end of the connection, and for bytes that come after the time limit of
-        the answer."""
+        RedisConnectionLost for an error, at the end of the connection, after a wait of `timeout_s` without a byte, and
+        for bytes that come after the time limit of the answer. The limit is checked only when bytes have come, so an
+        answer can take up to twice `timeout_s`."""
         try:
             count = self._socket.recv_into(memory, len(memory), flags)
         except OSError as error:

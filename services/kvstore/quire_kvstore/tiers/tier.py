@@ -110,7 +110,8 @@ class Tier:
 
     def start(self, callbacks: TierCallbacks) -> None:
         """Open the backend, and start the threads that read, write and maintain it until `close`. `callbacks` gets the
-        results of reads, supplies the pages to write, and learns which pages are removed or found."""
+        results of reads, supplies the pages to write, and learns which pages are removed or found. An error of the
+        backend's `open` passes on, and no thread is started."""
         self.backend.call_back(callbacks.on_pages_removed, callbacks.on_pages_found)
         self.backend.open()
         name, settings = self.backend.name, self._settings
@@ -130,8 +131,8 @@ class Tier:
         return self.backend.may_have(key)
 
     def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
-        """Queue pages to be read; `TierCallbacks` tells how each read ends. Returns the jobs for which the queue has no
-        room, after `close` all of them; these count as dropped."""
+        """Queue the first jobs, as many as the queue has room for; `TierCallbacks` tells how each read ends, unless
+        `close` drops it. Returns the other jobs, after `close` all of them; these count as dropped."""
         with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
@@ -142,8 +143,9 @@ class Tier:
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
         """Queue the pages of a run to be written, in this order, which begins with the head of the prefix. They are
-        written if they are still in RAM when their turn comes. Pages for which the queue has no room, after `close`
-        all of them, are dropped and counted."""
+        written if they are still in RAM when their turn comes. Each has a stamp 1 ns before that of the page ahead of
+        it, so that the head counts as used last. Pages for which the queue has no room, after `close` all of them, are
+        dropped and counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
@@ -207,10 +209,10 @@ class Tier:
                         self._to_write.notify_all()
 
     def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
-        """Read a batch from the backend and check each page: intact pages go to `on_page_read`, the others to
-        `on_page_missed`. Damaged pages are removed from the backend. A job that gets no buffer has ended and is not
-        answered. Jobs that the backend leaves unanswered are missed. If the backend raises, that is logged and
-        counted."""
+        """Read a batch from the backend and check each page: intact pages go to `on_page_read`, and their bytes are
+        counted; the others go to `on_page_missed`. Damaged pages are removed from the backend. A job that gets no
+        buffer has ended and is not answered. Jobs that the backend leaves unanswered are missed. If the backend raises,
+        that is logged and counted."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
@@ -250,7 +252,8 @@ class Tier:
     def _write_loop(self, callbacks: TierCallbacks) -> None:
         """Take queued writes in batches of up to `write_batch` and write them, until the tier is closed. A batch waits
         for reads to end, for 50 ms at most. When all pages of an offer are done, they are refreshed in the backend from
-        the last to the first; if that raises, it is logged and counted. Runs in each write thread."""
+        the last to the first; if that raises, it is logged and counted, and further offers of the batch are not
+        refreshed. Wakes the waiters of `_write_done` when no write is left. Runs in each write thread."""
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
@@ -307,7 +310,7 @@ class Tier:
 
     def _is_intact(self, key: PageKey, framed: memoryview) -> bool:
         """Return whether a framed page matches its key and checksum and, if there is a MAC key, its MAC; if not, that
-        is logged and counted as corrupt."""
+        is logged and counted as corrupt. A page without a valid MAC also counts as unauthenticated."""
         try:
             check_page(framed, key, mac=self._mac).release()
         except PageUnauthenticated as error:
