@@ -158,7 +158,7 @@ def check_body_memory(config: RouterConfig) -> None:
 
 def refuse_plain_ports(config: RouterConfig) -> None:
     """Raise ConfigError if the HTTP port or the metrics port would be open to other hosts without TLS. With
-    --ssl-certfile or --insecure, every address is allowed."""
+    --ssl-certfile or --insecure, every host is allowed. Also raises it for a metrics address that is not host:port."""
     secured, fix = bool(config.ssl_certfile), "Give --ssl-certfile and --ssl-keyfile"
     require_private(config, config.host, "host", secured=secured, fix=fix)
     if config.metrics_listen:

@@ -80,7 +80,7 @@ class HttpWorkers:
 
     async def _keep_running(self, number: int) -> None:
         """Run the process of this number. When it dies, log that and start it again after a backoff, until the
-        processes are told to leave."""
+        processes are told to leave. If it cannot be started at all, the OSError ends this task."""
         backoff = Backoff()
         while not self._stopping:
             process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
@@ -96,8 +96,8 @@ class HttpWorkers:
 
     def _command(self, number: int) -> list[str]:
         """Return the command line of process `number`: the one of this process, then the flags that differ. These are
-        its number, the shared HTTP port, a free local gRPC port, its instance, and a metrics port that is `number`
-        higher. The last of two equal flags counts."""
+        its number, the shared HTTP port, a free local gRPC port without an advertised address, its instance, and, if
+        metrics have a port, one that is `number` higher (0 stays 0). The last of two equal flags counts."""
         own = {
             "http-worker": str(number),
             "port": str(self._port),

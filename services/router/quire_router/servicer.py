@@ -66,8 +66,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
         """Run a request and yield its responses, all at once or as they come. Before the job starts, the request id is
         sent as initial metadata. A cancelled call, or a client that stops reading for `--client-stall-s`, aborts its
-        sequences. Raises QuireError before the first response, for a wrong key or a limit, too; a later error is the
-        last response."""
+        sequences; a beam search has ended before its first response. Raises QuireError before the first response, for a
+        wrong key or a limit, too; a later QuireError is the last response."""
         arrived_ns = time.monotonic_ns()
         metadata = _metadata(context)
         principal = self._keys.authenticate(metadata.get("authorization", ""))
@@ -101,8 +101,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: ib.GenerateRequest, metadata: dict[str, str], principal: Principal, remaining_s: float | None
     ) -> Caller:
         """Make the caller of a request from its fields, metadata and principal. The request id is that of the field,
-        else of the metadata, else a new one; it is bound to the log. The shortest of the router's, the request's and
-        the call's timeout counts; 0 is no timeout."""
+        else of the metadata, else a new one; it is bound to the log. The trace is that of the call's own span, else of
+        the metadata. The shortest of the router's, the request's and the call's timeout counts; 0 is no timeout."""
         request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
         request_id = request_id or new_request_id()
         bind_request_id(request_id)
@@ -130,8 +130,9 @@ def _whole_responses(generation: Generation, deltas: Sequence[Delta]) -> Iterato
 
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
-    """Yield a generation's responses until it has ended. Raises an error that comes before the first response; a later
-    error becomes the last response."""
+    """Yield a generation's responses until it has ended. A job that is not streamed waits for its end, and then yields
+    one response for each of the n best answers of each prompt. An error before the first response is raised; a
+    QuireError after it becomes the last response."""
     if not generation.job.wants.stream:
         for response in _whole_responses(generation, await whole_answers(generation)):
             yield response

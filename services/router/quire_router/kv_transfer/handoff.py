@@ -120,7 +120,7 @@ class Handoff:
         """Move the sequence to its reservation: begin the attempt under the reservation's handle, as admitted if the
         reservation is, and send the decode side the tokens that the prefill side has sampled since. If the prefill had
         not ended, or no ticket or no token came, tell the decode side that there is nothing to pull. A prefill that had
-        not ended is counted as lost, and its transfer is released.
+        not ended is counted as lost, and its transfer and the reserved load are released.
 
         Returns the instance of the decode side. Returns '' if there is no reservation, or if the sequence had left the
         prefill side before; in both cases it has left it now.
@@ -156,9 +156,9 @@ class Handoff:
         self._pull.end(found)
 
     def row_came(self, finish: int, now_ns: int) -> None:
-        """At the first row after the hand-off, record the time since the prefill ended. At the sequence's last row,
-        unless it is an error, close the hand-off. `now_ns` is a monotonic time. `finish` is the row's finish reason, 0
-        if this is not the last row."""
+        """At the first row after the hand-off, record the time since the prefill ended, if it did end. At the
+        sequence's last row, unless it is an error, close the hand-off. `now_ns` is a monotonic time. `finish` is the
+        row's finish reason, 0 if this is not the last row."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)

@@ -90,7 +90,8 @@ class TicketManager:
         from then on.
 
         Returns a label for metrics: `used`, or why there is no route: `unknown_engine`, `other_address`,
-        `unknown_transfer`, `no_answer` or `bad_ticket`.
+        `unknown_transfer`, `no_answer` (also if the engine leaves discovery meanwhile) or `bad_ticket`. Cancelling the
+        call raises CancelledError as usual.
         """
         engine = self._find_engine(source.engine)
         if engine is None:

@@ -39,12 +39,13 @@ class ConcurrencyLimits:
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
     async def enter(self, tenant: str, limit: int, places: int) -> None:
-        """Take `places`, one per sequence, for a request of the tenant. With Redis, wait until Redis has decided over
-        all routers. Without Redis, or for a second after Redis failed, this router's count decides.
+        """Take `places`, one per sequence, for a request of the tenant. This router's own count is checked first. With
+        Redis, then wait until Redis has decided over all routers. Without Redis, or for a second after Redis failed,
+        this router's count decides alone.
 
-        A `limit` of 0 means no limit: nothing is counted. Raises Overloaded with a retry time if the places that are
-        held or asked for leave too few. Raises InvalidArgument if `places` alone exceeds the limit. A cancelled call
-        takes no places.
+        A `limit` of 0 means no limit: nothing is counted. Raises Overloaded with a retry time, and counts that, if the
+        places that are held or asked for leave too few. Raises InvalidArgument if `places` alone exceeds the limit. A
+        cancelled call takes no places.
         """
         if not limit:
             return

@@ -94,9 +94,9 @@ class RateLimits:
         return levels
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Subtract tokens from the local bucket of a tenant that was admitted; the bucket may go into debt. A negative
-        `tokens` gives tokens back. Never waits: a background task sends the charge to Redis, if there is one. Does
-        nothing for a tenant without a token limit or without an admitted request."""
+        """Subtract tokens from the tenant's local bucket, which may go into debt. A negative `tokens` gives tokens
+        back. Never waits: a background task sends the charge to Redis, if there is one. Does nothing for a tenant
+        without a token limit, or one for which `admit` has made no buckets."""
         known = self._tenants.get(tenant)
         if known is None or not known[0].tokens_per_minute or not tokens:
             return
@@ -116,7 +116,8 @@ class RateLimits:
             await self._shared.close()
 
     def _buckets(self, principal: Principal) -> TenantBuckets:
-        """Return the tenant's local buckets. At its first request, make them full."""
+        """Return the tenant's local buckets. At its first request, make them full; they keep the limits of that
+        request's key."""
         known = self._tenants.get(principal.tenant)
         if known is None:
             known = self._tenants[principal.tenant] = (

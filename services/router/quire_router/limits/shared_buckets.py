@@ -67,8 +67,8 @@ return answer
 
 
 class SharedBuckets:
-    """The token buckets in Redis. If Redis does not answer, calls raise one of FAILURES within a quarter of a
-    second."""
+    """The token buckets in Redis. If Redis does not answer, calls raise one of FAILURES; they wait a quarter of a
+    second for a connection, and as long for each answer."""
 
     def __init__(self, url: str, url_file: str = "") -> None:
         self._redis = open_redis(
@@ -78,9 +78,9 @@ class SharedBuckets:
         self._script = self._redis.register_script(_SCRIPT)
 
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
-        """Take one request in Redis if one is left and the tokens are not in debt. Returns whether it was taken, and
-        the levels after that. A bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES if Redis
-        does not answer."""
+        """Take one request in Redis if each limited bucket has at least 1. Returns whether it was taken, and the levels
+        after that. A bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES if Redis does not
+        answer."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:

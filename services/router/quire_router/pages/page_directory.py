@@ -32,8 +32,8 @@ _EXPECTED_PART = 8
 
 
 class Prefixes(NamedTuple):
-    """`depths`: by holder, the number of leading pages of the chain that it has. Among the first `reported` pages, no
-    holder has a page only by expectation."""
+    """`depths`: by holder, the number of leading pages of the chain that it has, 0 for one that has left. Among the
+    first `reported` pages, no holder whose prefix reaches a page has it only by expectation."""
 
     depths: NDArray[np.int32]
     reported: int
@@ -123,7 +123,7 @@ class PageDirectory:
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
         """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there. The
-        expectation ends after one to two times `expected_s`."""
+        expectation ends after one to two times `expected_s`. Pages that find no room are dropped and counted."""
         self._turn_generations(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 
@@ -178,8 +178,8 @@ class PageDirectory:
         return search.found()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an index is inconsistent, has pages of an unknown holder, or contradicts a holder's
-        number of pages."""
+        """Raise AssertionError if an index is inconsistent, or if the reported pages have an unknown holder or
+        contradict a holder's number of pages."""
         for index in self.indexes:
             index.check_integrity()
         counted = dict.fromkeys(self._pages, 0)
@@ -212,7 +212,7 @@ class _Search:
     def keep(self, page: int, reported: Sequence[int], expected: Sequence[int]) -> bool:
         """Keep the holders that have page number `page` in every group, reported or expected; the prefix of all other
         holders ends here. `reported` and `expected` have a bit mask of holders for each group. Returns whether some
-        holder is kept only by expectation."""
+        holder is kept only by expectation; `found` tells the first page at which this was so."""
         held = sure = self.alive
         for known, hoped in zip(reported, expected, strict=True):
             held &= known | hoped

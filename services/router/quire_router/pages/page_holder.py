@@ -76,8 +76,9 @@ class PageHolder:
 
     def apply(self, update: PageUpdate) -> None:
         """Apply a frame, a change or a part of a snapshot, to the directory, and report a new state to `moved`. The
-        pages of a snapshot count only when its last part has come. Raises PageGap if changes were missed, or if a
-        change comes while a snapshot is incomplete."""
+        pages of a snapshot count only when its last part has come. Raises PageGap for a change that does not follow on
+        the last frame (changes were missed, or the epoch is another), or that comes while a snapshot is incomplete. An
+        empty change at the place of the last frame is no gap: it only says that the stream is followed."""
         if update.snapshot:
             self._apply_snapshot(update)
             return
@@ -87,8 +88,8 @@ class PageHolder:
         self._report()
 
     def restart(self) -> None:
-        """Record that the stream has ended. A snapshot that is not complete is dropped; the other pages stay, but
-        `moved` is told that some may be missing."""
+        """Record that the stream has ended. A snapshot that is not complete is dropped; the other pages and the place
+        to resume stay, but `moved` is told that some may be missing."""
         self._follows = False
         if self._coming is not None:
             self._directory.close(self._coming[2])
@@ -107,8 +108,9 @@ class PageHolder:
         self._take_number(-1)
 
     def _apply_change(self, update: PageUpdate) -> None:
-        """Apply a frame of changes: a clear, removed pages, stored pages. Raises PageGap if it does not follow on the
-        last frame, or if a snapshot is incomplete."""
+        """Apply a frame of changes: a clear (all pages go: the holder gets a new number, and `moved` is told), removed
+        pages, stored pages, in this order. Then the stream may resume after this frame. Raises PageGap if it does not
+        follow on the last frame, or if a snapshot is incomplete."""
         if update.epoch != self.epoch or update.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {update.first} of {update.epoch} after {self.sequence} of {self.epoch}")
         if update.cleared:
@@ -120,8 +122,9 @@ class PageHolder:
 
     def _apply_snapshot(self, update: PageUpdate) -> None:
         """Collect a part of a snapshot under a new number, which replaces the former number when the snapshot is
-        complete. Then the stream may resume at this snapshot. A part of another snapshot drops the parts that were
-        collected before. If the epoch has changed, drop the former pages at once."""
+        complete. Then the stream may resume at this snapshot. The first part of a snapshot (a part with another epoch
+        or number than the parts before) drops the parts of another one that were collected before, and `moved` is told
+        that pages may be missing. If the epoch has changed, it also drops the former pages at once."""
         if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
             if update.epoch != self._pages_epoch:

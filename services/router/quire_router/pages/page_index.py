@@ -77,7 +77,8 @@ class PageIndex:
         self._sets = HolderSets()
 
     def find(self, keys: Keys) -> NDArray[np.uint32]:
-        """Return, for each page, the number of its set of holders; see `holders`."""
+        """Return, for each page, the number of its set of holders (see `holders`); 0, the empty set, for a page that is
+        not indexed."""
         return self._table.get(keys) if self._table.count else np.zeros(len(keys), np.uint32)
 
     def holders(self, number: int) -> int:

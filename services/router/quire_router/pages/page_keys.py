@@ -24,7 +24,7 @@ _ALL = (1 << 64) - 1
 
 def page_keys(namespace: bytes, group: int, hashes: Sequence[bytes]) -> NDArray[np.uint64]:
     """Return a 64-bit key for each hash of 32 bytes: the first 8 bytes of the hash, XORed with the first 8 bytes of the
-    namespace and a multiple of the group. No key is 0."""
+    namespace and a multiple of the group. A key of 0 becomes 1."""
     words = np.frombuffer(b"".join(hashes), "<u8")[:: HASH_BYTES // 8]
     pool = (int.from_bytes(namespace[:8], "little") ^ (group * _GROUP)) & _ALL
     keys: NDArray[np.uint64] = words ^ np.uint64(pool)

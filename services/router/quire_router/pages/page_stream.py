@@ -46,8 +46,8 @@ class PageStream:
 
     async def run(self) -> None:
         """Follow the holder's page events until cancelled, then forget the holder's pages and close the channel. A
-        stream that breaks is opened again after a backoff. If events were missed, the stream is opened again at once,
-        and begins with a snapshot."""
+        stream that breaks, ends or sends a malformed frame is opened again after a backoff. If events were missed, this
+        is logged and counted, and the stream is opened again at once and begins with a snapshot."""
         channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
@@ -73,8 +73,9 @@ class PageStream:
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
-        Then start the timer of `page_grace_s`, after which the holder's pages are forgotten, unless the timer runs
-        already. The first frame of the next stream stops this timer. Counts open streams and complete snapshots in the
+        Then, also after an error, tell the holder that the stream has ended, and start the timer of `page_grace_s`,
+        after which the holder's pages are forgotten, unless the timer runs already. The first frame of a stream stops
+        this timer and resets the backoff. Records open streams, complete snapshots and the age of changes in the
         metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and QuireError for a
         malformed frame."""
         holder, resumed = self.holder, self.holder.epoch

@@ -76,7 +76,8 @@ class PageTable:
     def put(self, keys: Keys) -> Slots:
         """Insert the missing ones of these distinct keys with the value 0. A key goes to its first bucket or, if that
         is nearly full, to the emptier of its two; if both are full, another key moves. Returns the slot of each key. It
-        is -1 if the table has `max_pages` keys already, or if no key can move."""
+        is -1 if no key can move, or if the table has `max_pages` keys already; the first missing keys get the last
+        places. A key that moves changes its slot, so slots from earlier calls are not valid any more."""
         slots = self.find(keys)
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):

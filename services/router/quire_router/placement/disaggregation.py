@@ -61,10 +61,11 @@ class Disaggregation:
         self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
-        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. One row, which
-        the policy for whole requests has chosen, runs the whole request in four cases: no row has one of the two roles,
-        fewer than `least_tokens` tokens are uncached at that row, no two rows fit together, or two rows would not be
-        faster. There must be at least one row. Counts the decision in the metrics, except in the first case."""
+        """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. First the
+        policy for whole requests chooses one of the rows that decode, or one of all rows if none decodes. This row runs
+        the whole request in four cases: no row may prefill for others or none decodes, fewer than `least_tokens` tokens
+        are uncached at that row, no two rows fit together, or `_split_pays` says no. There must be at least one row.
+        Counts the decision in the metrics, except in the first case."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)
@@ -83,7 +84,7 @@ class Disaggregation:
     def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
         """Return the two rows that prefill (one of `able`) and decode (one of `behind`), or None if no two rows fit
         together. Without a policy for pairs, `whole` decodes, and the prefill side is another row with the same model
-        and page pool, chosen by the policy for the prefill side."""
+        and page pool, chosen by the policy for the prefill side; the pair's cost is 0 then."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
             return policies.pairs.choose(request, able, behind)

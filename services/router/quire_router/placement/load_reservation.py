@@ -44,7 +44,8 @@ class LoadReservation:
 
     def start_pull(self) -> None:
         """Add the tokens whose pages are pulled to the replica's count of pulls, since their pages are now being
-        computed and pulled. Idempotent. Does nothing if the row belongs to another replica by now."""
+        computed and pulled. Idempotent. Does nothing after `release`, or if the row belongs to another replica by
+        now."""
         if self._pulled and not self._comes and self._table.life[self.row] == self._life:
             self._comes = True
             self._pulling[self.row] += self._pulled

@@ -48,10 +48,11 @@ class PairCost:
         self._decodes, self._partners = LowestCost(), LowestCost()
 
     def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
-        """Return the cheaper of two pairs of a row of `able` that prefills and another row of `behind` that decodes:
-        the best pair of the decode side that is cheapest with a pull from another host, and the best pair of the decode
-        side that `nearest` returns. If neither side has a compatible partner, return the best pair of the cheapest
-        prefill side, or None if that has no partner either."""
+        """Return the cheaper of at most two pairs of a row of `able` that prefills and another row of `behind` that
+        decodes: the best pair of the decode side that is cheapest with a pull from another host, and the best pair of
+        the decode side that `nearest` returns. If neither side has a compatible partner, return the best pair of the
+        cheapest prefill side, or None if that has no partner either. Neither array may be empty. Sides of equal cost
+        take turns, so each call changes the state of this object."""
         sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]

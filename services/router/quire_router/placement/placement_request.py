@@ -58,8 +58,8 @@ class PlacementRequest:
         return page_keys(pool.namespace, 0, self._named(pool.page_size, pool.page_size))
 
     def _named(self, tokens: int, page_size: int) -> list[bytes]:
-        """Return the hashes of the full pages among the first `tokens` tokens of prompt and output. Uses
-        `prompt_hashes` as far as they go."""
+        """Return the hashes of the full pages among the first `tokens` tokens of prompt and output. If `prompt_hashes`
+        has this page size, the prompt's hashes are taken from there, and not computed."""
         prompt, output = self.sequence.prompt_ids, self.sequence.output_ids
         extras = page_extras(self.sequence)
         known = self.prompt_hashes.get(page_size)

@@ -70,9 +70,9 @@ class PlacementService:
 
     def _on_holder_moved(self, service: str, instance: str, number: int, life: int) -> None:
         """Record the number under which the directory has an instance's pages now (-1: none); called when its number or
-        life changes. For a scheduler, also write the number to its row of the replica table. For a kvstore, write the
-        number to the PrefixView, and record there the life (boot id) of which the directory has every page; 0 (some are
-        missing) removes the record."""
+        life changes. For a scheduler, also write the number to its row of the replica table, if it has one. For a
+        kvstore, write the number to the PrefixView, and record there the life (boot id) of which the directory has
+        every page; 0 (some are missing) removes the record."""
         self._holders.pop((service, instance), None)
         if number >= 0:
             self._holders[service, instance] = number

@@ -42,14 +42,15 @@ class Placer:
         self._split = split
 
     def place(self, request: PlacementRequest, rows: Rows) -> LoadReservation:
-        """Choose one of `rows` for the whole request by the policy. Reserve the request's load there, and note in the
-        page directory that its pages will be there. There must be at least one row."""
+        """Choose one of `rows` for the whole request by the policy. Reserve the request's load there and, with several
+        replicas and a view of pages, record in the page directory that its pages are expected there (see `_reserve`).
+        There must be at least one row."""
         return self._reserve(request, self._policies.whole.choose(request, rows))
 
     def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
         """Choose one of `rows` for the whole request or, if disaggregation pays, two of them, one to decode and one to
-        prefill. Reserve load at each, and record in the page directory that the pages are expected there. There must be
-        at least one row."""
+        prefill. Reserve load at each and, with several replicas and a view of pages, record in the page directory that
+        the pages are expected there. There must be at least one row."""
         if self._split is None:
             return ReservedSides(self.place(request, rows), None)
         decode, prefill = self._split.choose(request, rows)
@@ -74,8 +75,9 @@ class Placer:
 
     def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
         """Reserve the load of a request at the row that decodes the request. The tokens that the row's device lacks
-        count as pulled, not as computed: they do not delay the engine, but they delay other pulls. Record in the page
-        directory that the pages are expected there. `near`: the other side is on the same host."""
+        count as pulled, not as computed: they do not delay the engine, but they delay other pulls. With a view of
+        pages, record in the page directory that the pages are expected there. `near`: the other side is on the same
+        host."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

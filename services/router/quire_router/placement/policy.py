@@ -1,7 +1,7 @@
 """The parts of a placement policy: filters remove replicas, scores give costs, and a picker chooses one.
 
-All parts read the columns of a ReplicaTable for the given rows, and change nothing. They run in the event loop and must
-not block.
+All parts read the columns of a ReplicaTable for the given rows, and do not change the table. A picker may remember
+whose turn is next. They run in the event loop and must not block.
 """
 
 from __future__ import annotations

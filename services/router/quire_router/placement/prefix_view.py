@@ -34,8 +34,9 @@ class PrefixView:
 
     def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each row, the number of the request's leading tokens that its device has, and the largest number
-        that a kvstore has. Pages that are only expected at the row count, too. The last token never counts. All are 0
-        for a sequence that reads no cache, and for rows whose pages the router does not know."""
+        that a kvstore has, both in full pages. Pages that are only expected at the row count, too. The last token never
+        counts. All are 0 for a sequence that reads no cache, and for rows of a pool whose names of pages no replica has
+        reported. A row without a number in the directory has 0 on its device."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if not request.sequence.reads_cache:
             return device, stored
@@ -49,10 +50,10 @@ class PrefixView:
         return device, stored
 
     def held(self, request: PlacementRequest, row: int) -> int | None:
-        """Return the number of leading tokens whose pages some holder has, or is expected to have; 0 if nobody has the
-        first page. The row's kvstore has no page beyond these. Returns None if the directory does not know all pages of
-        that kvstore, if there is none, if the sequence reads no cache, or if no replica of the row's pool has reported
-        its names of pages.
+        """Return the number of leading tokens in full pages that the holder with most of them has, or is expected to
+        have; 0 if nobody has the first page. The row's kvstore has no page beyond these. Returns None if the directory
+        does not know all pages of that kvstore, if there is none, if the sequence reads no cache, or if no replica of
+        the row's pool has reported its names of pages.
 
         Pages of engines count too, because a page that an engine has, or will compute, may reach a kvstore before the
         kvstore's event comes.

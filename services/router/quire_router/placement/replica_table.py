@@ -228,7 +228,7 @@ class ReplicaTable:
         return best[self.digest[rows]]
 
     def _grow(self) -> None:
-        """Double the columns and keep their content."""
+        """Grow the columns to twice the number of used rows, and keep their content."""
         old = dict(_columns(self))
         self._allocate(2 * self.size)
         for name, column in _columns(self):
@@ -250,7 +250,7 @@ class ReplicaRow:
 
     def publish(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
         """Write whether the replica accepts requests now, its model and its role to the table. Without a model it does
-        not accept; an unknown role counts as `both`. Does nothing after `drop`."""
+        not accept, and the row keeps its former model; an unknown role counts as `both`. Does nothing after `drop`."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -264,8 +264,8 @@ class ReplicaRow:
 
     def set_load(self, load: Load) -> None:
         """Write a reported load to the table. The report includes requests that were sent before, so the counts of sent
-        requests begin again at 0. A rate rises at once, and falls slowly if the reported one is lower. Does nothing
-        after `drop`."""
+        requests begin again at 0, and the report is counted. A rate rises at once, and falls slowly if the reported one
+        is lower. Does nothing after `drop`."""
         table, row = self._table, self.row
         if self._void:
             return
@@ -281,14 +281,14 @@ class ReplicaRow:
 
     def measure_prefill(self, tokens: int, us: int) -> None:
         """Raise the row's prefill rate if this prompt was computed faster: `tokens` in `us` microseconds. Prompts below
-        128 tokens are ignored. Does nothing after `drop`."""
+        128 tokens, or with a time of 0, are ignored. Does nothing after `drop`."""
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
     def measure_pull(self, pages: int, us: int, *, near: bool = False) -> None:
         """Raise the row's pull rate if these pages, pulled in `us` microseconds, came faster (`near`: the rate of pulls
-        within its own host). Pulls below 128 tokens are ignored. Does nothing after `drop`."""
+        within its own host). Pulls below 128 tokens, or with a time of 0, are ignored. Does nothing after `drop`."""
         if self._void or us <= 0:
             return
         table, row = self._table, self.row

@@ -46,11 +46,12 @@ class Chooser:
         self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
     ) -> Replica | None:
         """Choose a replica that can take the sequence and its siblings (`weight` sequences in all) now, and reserve
-        their load there. The sequence keeps the reservation. A replica that the table names but that cannot take the
-        sequence is skipped, and its row is corrected. Returns None if no replica can take it.
+        their load there. The sequence keeps the reservation, and the time that this took goes to the metrics. A replica
+        that the table names but that cannot take the sequence is skipped, and its row is corrected. Returns None if no
+        replica can take it.
 
-        Replicas in `shunned` are left out. The replica `avoid`, and replicas whose role does not fit, are chosen only
-        if no other can take the sequence.
+        Replicas in `shunned` are left out. Replicas whose role does not fit are chosen only if none that fits can take
+        the sequence. The replica `avoid` comes last, even if its role fits.
         """
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
@@ -73,9 +74,9 @@ class Chooser:
 
     def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
         """Choose a replica for one new sequence or, if that is faster, one replica to prefill it and another to decode
-        it. Reserve its load at each; the sequence keeps the reservation of the replica that begins it. If one of them
-        cannot take it now, release both, correct its row, and choose again without it. Returns None if no replica can
-        take the sequence now. Replicas in `shunned` are left out."""
+        it. Reserve its load at each; the sequence keeps the reservation of the replica that begins it, and the time
+        that this took goes to the metrics. If one of them cannot take it now, release both, correct its row, and choose
+        again without it. Returns None if no replica can take the sequence now. Replicas in `shunned` are left out."""
         started_ns = time.perf_counter_ns()
         rows = self._able_rows(sequence, shunned)
         request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.placement.page_hashes)
@@ -104,9 +105,10 @@ class Chooser:
         return self._fleet.still_runs(instance, epoch)
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
-        """Return the table rows of replicas that accept the sequence and are not in `shunned`. A new sequence needs a
-        replica with a model of its name. A sequence that has tokens needs exactly the model that made them, with room
-        for its greatest length. A sequence with a constraint needs a replica that can apply it."""
+        """Return the table rows of replicas that accept the sequence and are not in `shunned`. A sequence needs a
+        replica with a model of its name. If an engine was asked to run the sequence and it has tokens, it needs instead
+        the model of the last such engine (the same digest, under any name), with room for its greatest length. A
+        sequence with a constraint needs a replica that can apply it."""
         fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
         digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
         needed = "" if constraint is None else capability_for(constraint)

@@ -63,9 +63,9 @@ class Migration:
         self._closed = False
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Submit new siblings (the sequences of one prompt) to one replica, because they share their prompt's pages. A
-        sequence without siblings may be prefilled at another replica than the one that decodes it. If no replica can
-        take the sequences, they wait."""
+        """Submit new siblings (the sequences of one prompt) to one replica, because they share their prompt's pages;
+        the placement of the first counts for all. A sequence without siblings may be prefilled at another replica than
+        the one that decodes it. If no replica can take the sequences, they wait."""
         if len(sequences) == 1 and _may_prefill_elsewhere(sequences[0]):
             if not self._submit_new(sequences[0]):
                 self._wait(sequences[0], self._history_of(sequences[0]))
@@ -82,8 +82,9 @@ class Migration:
     def lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """Find another engine for a sequence whose engine was lost or has dropped it, or let the sequence wait for an
         engine. The decode side that a hand-off has reserved comes first. The sequence fails if it has lost too many
-        engines, if no engine has run it and all replicas are full, or if this router is closing. If the sequence has
-        all its tokens, it needs no engine, and only waits for their text. A sequence that has ended is ignored.
+        engines, if no engine has run it and all replicas are full, or if this router is closing. Unless the router
+        closes, a sequence that has all its tokens needs no engine, and only waits for their text. A sequence that has
+        ended is ignored.
 
         A refusal before any engine had admitted the sequence does not count as a lost engine. An engine that has
         refused is not asked again for a while.
@@ -149,9 +150,10 @@ class Migration:
             sequence.fail(session_lost())
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
-        """Fail the sequence if it has lost too many engines in a row without a new token. Also fail it, with the
-        failure's error, if no engine has run it yet and every replica that could take it has said that it is full.
-        Records in the history which replicas were full. Returns whether the sequence has failed."""
+        """Fail the sequence if it has lost too many engines in a row without a new token. If this failure says that its
+        replica is full, and no engine has run the sequence yet, record in the history that the replica was full. Then
+        also fail the sequence, with the failure's error, if no other replica could take it now, except those that were
+        full too. Returns whether the sequence has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:

@@ -24,8 +24,9 @@ class PendingSequences:
         self._detokenizer = make_detokenizer(self._texts, self.leave)
 
     def enter(self, sequence: SequenceState) -> None:
-        """Take a sequence that has no engine. The sequence waits for an engine, unless it has all its tokens. If it has
-        ended or has tokens without text, its remaining text is decoded on this holder's own Detokenize stream."""
+        """Take a sequence that has no engine. The sequence waits for an engine, unless it has all its tokens. If it
+        has all its tokens or has tokens without text, its remaining text is decoded on this holder's own Detokenize
+        stream."""
         sequence.hold(self)
         if not sequence.engine.finish:
             self.waiting[sequence.handle] = sequence

@@ -93,8 +93,9 @@ class Replica:
 
     def can_take(self, sequence: SequenceState) -> bool:
         """Whether the sequence could run at this replica now: the replica accepts, has a model of the sequence's name,
-        and can apply its constraint. If an engine has run the sequence and it has tokens, the replica needs instead the
-        weights that made them, under any name, and room for its greatest length."""
+        and can apply its constraint. If an engine was asked to run the sequence and it has tokens, the replica needs
+        instead the model of the last such engine (the same digest, under any name), and room for its greatest
+        length."""
         model = self.model
         if model is None or not self.accepts:
             return False
@@ -129,8 +130,8 @@ class Replica:
             await self.client.close()
 
     async def _watch_load(self) -> None:
-        """Store each load that the scheduler reports. When the load stream ends, set the phase to `unreachable`, and
-        open the stream again after a backoff. Runs until cancelled."""
+        """Store each load that the scheduler reports. When the load stream ends or breaks, store an empty load of the
+        phase `unreachable`, and open the stream again after a backoff. Runs until cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -145,8 +146,9 @@ class Replica:
             await backoff.wait()
 
     async def _keep_session(self) -> None:
-        """Whenever the scheduler is ready or drains, read its model and role and run a session. When the session ends,
-        log the reason, report that the replica has changed, and begin again after a backoff. Runs until cancelled."""
+        """Whenever the scheduler is ready or drains, read its model and role and run a session. When the session ends
+        or cannot begin, log the reason, report that the replica has changed, and begin again after a backoff. Runs
+        until cancelled."""
         while True:
             await self._serving.wait()
             try:
@@ -172,7 +174,8 @@ class Replica:
 
     def _set_load(self, load: Load) -> None:
         """Store a load, also in the placement table, log a change of phase, and report the change. A new epoch counts
-        as a restart of the engine. A ready or draining scheduler gets a session."""
+        as a restart of the engine. A ready or draining scheduler gets a session; in other phases no new one begins, but
+        one that is open stays."""
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load

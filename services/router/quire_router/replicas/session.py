@@ -81,8 +81,8 @@ class Session:
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, sequence: SequenceState) -> None:
-        """Make this session the holder of a sequence, queue it for the scheduler, and open it on the Detokenize stream.
-        Call only while `open`."""
+        """Make this session the holder of a sequence, record the run in its placement, queue it for the scheduler, and
+        open it on the Detokenize stream. Call only while `open`."""
         sequence.hold(self)
         sequence.placement.begin_run(self.instance, sequence.engine.tokens)
         self.sequences[sequence.handle] = sequence
@@ -101,8 +101,9 @@ class Session:
             self._abort(reservation.handle)
 
     def adopt(self, sequence: SequenceState) -> None:
-        """Turn a reservation into the sequence that has the reservation's handle: make this session its holder, and
-        open it on the Detokenize stream. Nothing is sent to the scheduler, which has the request already."""
+        """Turn a reservation into the sequence that has the reservation's handle: make this session its holder, record
+        the run in its placement, and open it on the Detokenize stream. Nothing is sent to the scheduler, which has the
+        request already."""
         del self.reservations[sequence.handle]
         sequence.hold(self)
         sequence.placement.begin_run(self.instance, sequence.engine.tokens)
@@ -138,9 +139,10 @@ class Session:
 
     async def run(self, model: str, opened: Callable[[], None]) -> None:
         """Open the stream, call `opened` at the scheduler's welcome, and apply the scheduler's messages until the
-        stream ends. Returns if the scheduler ends the stream. `model` is the name of the scheduler's model, for
-        metrics. Raises QuireError if the stream breaks, if the welcome takes ten seconds, or if the scheduler is silent
-        longer than its heartbeats allow.
+        stream ends. `open` holds from the welcome to the end. Returns if the scheduler ends the stream. `model` is the
+        name of the scheduler's model, for metrics. Raises QuireError if the stream breaks, if a message to the
+        scheduler cannot be made, if the welcome takes ten seconds, or if the scheduler is silent longer than its
+        heartbeats allow. Errors of `session_step` for a malformed message pass on.
 
         When the stream ends, all sequences and reservations of the session are lost. No message of this stream is
         applied later, because its call has ended and its handles are out of the tables.

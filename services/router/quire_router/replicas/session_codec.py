@@ -93,7 +93,8 @@ def _pulled(message: sb.Pulled, instance: str) -> Pulled:
 
 def _rows(message: sb.SessionResponse) -> StepRows:
     """Convert the message's columns of new tokens to StepRows: handles and counts also as lists, and logprobs, if there
-    are any, as packed entries. Raises InvalidArgument for columns that cannot be read or contradict each other."""
+    are any, as packed entries. Raises InvalidArgument for columns of handles and counts that cannot be read or differ
+    in length; the token ids are checked only if there are logprobs (see `_entries`)."""
     handle, count = i32(message.handle, "handle"), i32(message.count, "count")
     equal_lengths("rows", handle=handle, count=count)
     handles, counts = handle.tolist(), count.tolist()

@@ -116,10 +116,10 @@ class SessionOutgoing:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
-        """Make the next message. It has up to 64 submits and about 256 KiB, then handovers if no submit is left, and
-        all aborts, renewals and releases. Submits and handovers whose handles are no longer in the session's tables are
-        left out, so the message may be empty. If a submit cannot be made, this is logged, and only this submission
-        fails."""
+        """Make the next message. Submits are added until there are 64 or until the message reaches 256 KiB, which the
+        last one may exceed; then, below this size, handovers if no submit is left; then all aborts, renewals and
+        releases. Submits and handovers whose handles are no longer in the session's tables are left out, so the message
+        may be empty. If a submit cannot be made, this is logged, and only this submission fails."""
         message, size = sb.SessionRequest(), 0
         while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()
@@ -149,7 +149,7 @@ class SessionOutgoing:
 
 
 def _cost(submit: sb.Submit) -> int:
-    """Return the cost of a submit in bytes: its size, and _ENTRY_BYTES for each logit bias and each bad word."""
+    """Return the cost of a submit in bytes: its size, and 64 for each logit bias and each bad word."""
     sampling = submit.sequence.sampling
     return int(submit.ByteSize()) + _ENTRY_BYTES * (len(sampling.logit_bias) + len(sampling.bad_words_ids))
 

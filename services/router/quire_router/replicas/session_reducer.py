@@ -55,7 +55,8 @@ class SessionReducer:
 
     def apply(self, step: SessionStep, now_ns: int) -> None:
         """Apply one message to the sequences and reservations, and pass its rows on to the tokenizer. Record the
-        measured speeds of prefill and of KV pulls. `now_ns` is the monotonic time of its arrival."""
+        measured speeds of prefill and of KV pulls. Admissions and data about ends come first, then rows, failures,
+        pulls and ended prefills. `now_ns` is the monotonic time of its arrival."""
         apply_events(step, self._sequences, self._reservations, self._source)
         rows = step.rows
         if rows is not None:
@@ -73,8 +74,9 @@ class SessionReducer:
     def lose_all(self, reason: str, *, unreachable: bool) -> None:
         """Report all sequences and reservations as lost, because the session has ended, and empty both tables. Release
         the sequences' loads, and close them on the Detokenize stream. If a request may have caused an end with this
-        `reason`, the sequences that the engine had admitted become suspects; the others and the reservations are
-        bystanders. `unreachable`: the connection was lost, so the engine may still run."""
+        `reason` (`session_lost`, `silent` or `session_failed`), the sequences that the engine had admitted become
+        suspects; the others and the reservations are bystanders. `unreachable`: the connection was lost, so the engine
+        may still run."""
         deadly, error, instance = reason in _SUSPECT, session_lost(), self._source.instance
         lost = list(self._sequences.values())
         outage = Outage(reason, [sequence.engine for sequence in lost if sequence.admitted])
@@ -129,7 +131,8 @@ class SessionReducer:
             reservation.lost(failure)
 
     def _apply_pull(self, pulled: Pulled) -> None:
-        """Record the speed of a pull, and tell the sequence or reservation that its pages were pulled."""
+        """Record the speed of a pull, and tell the reservation or sequence, if it is still known, how many pages
+        came."""
         self._row.measure_pull(pulled.found.pages, pulled.found.us, near=pulled.near)
         owner = self._reservations.get(pulled.handle) or self._sequences.get(pulled.handle)
         if owner is not None:

@@ -99,8 +99,9 @@ class BeamSearch:
             return await self._run(rendering, caller, arrived_ns)
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        """Search, within a trace span of its own. The caller has taken the places and applies the timeout. At the end,
-        also after an error, the generation is closed, which charges the answers' tokens and records the metrics."""
+        """Count the prompts' tokens in the metrics, and search, within a trace span of its own. The caller has taken
+        the places and applies the timeout. At the end, also after an error, the generation is closed, which charges the
+        answers' tokens and records the metrics."""
         job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
         metrics.of_model(rendering.served.model.name).prompt_tokens.inc(costs.prompt_tokens)
         span = start_span("router.beams", job, caller, rendering.served)
@@ -163,9 +164,9 @@ class BeamSearch:
         end_ids: NDArray[np.int32],
         costs: _Costs,
     ) -> None:
-        """Run one job that generates the next token of every live beam, and grow the searches by these tokens. The job
-        may take the time that the whole request has left. Changes `searches`, and after the first step the cached
-        tokens of `costs`. Raises the QuireError that ended the job."""
+        """Run one job that generates the next token of every live beam with its `2 * n` likeliest tokens, and grow the
+        searches by these. The job may take the time that the whole request has left. Changes `searches`, and after the
+        first step the cached tokens of `costs`. Raises the QuireError that ended the job or kept it from starting."""
         await asyncio.sleep(0)  # a step of many beams is built in its own turn of the event loop
         beams = [(search, beam) for search in searches for beam in search.live]
         step = GenerateJob(

@@ -95,8 +95,8 @@ class Search:
 
 
 class _Candidates:
-    """All tokens that may follow the live beams, as columns. They are in the order of the beams, and for each beam in
-    the order of the tokens' ranks."""
+    """The tokens that may follow the live beams, as columns: for each beam, the likeliest tokens that its entry lists.
+    They are in the order of the beams, and for each beam in the order of the tokens' ranks."""
 
     def __init__(self, live: Sequence[Beam], entries: Sequence[LogprobEntry], top_logprobs: int) -> None:
         """`top_logprobs`: the number of alternatives in the entry of each new token; -1: beams have no entries."""
@@ -109,9 +109,9 @@ class _Candidates:
         self._totals = self._logprobs + np.repeat([beam.logprob for beam in live], counts)
 
     def likeliest(self, among: NDArray[np.bool_], count: int, *, stopped: bool) -> list[Beam]:
-        """Return the `count` likeliest beams that end in one of the candidates `among`, likeliest first. All these
-        beams have the same length, so the likeliest beams also have the best scores. Between equally likely beams, the
-        earlier candidate comes first. `stopped`: these candidates are end tokens."""
+        """Return the `count` likeliest beams that end in one of the candidates `among`, likeliest first; fewer if there
+        are fewer candidates. All these beams have the same length, so the likeliest beams also have the best scores.
+        Between equally likely beams, the earlier candidate comes first. `stopped`: these candidates are end tokens."""
         places = np.flatnonzero(among)
         order = np.argsort(-self._totals[places], kind="stable")[:count]
         return [self._longer(place, stopped=stopped) for place in places[order].tolist()]
@@ -126,8 +126,9 @@ class _Candidates:
         return Beam(ids, float(self._totals[place]), entries, stopped)
 
     def _packed(self, place: int, number: int) -> bytes:
-        """Pack the logprob entry of a beam's new token: its id, its logprob, its rank (from 1), and as many
-        alternatives as the client asks for. `place` is the candidate's index, and `number` the beam's."""
+        """Pack the logprob entry of a beam's new token: its id, its logprob, its rank (from 1), and as many of the
+        likeliest tokens as the client asks for, the new token perhaps among them. `place` is the candidate's index, and
+        `number` the beam's."""
         entry, rank = self._entries[number], place - int(self._firsts[number]) + 1
         ids = np.asarray(entry.top_ids[: self._top_logprobs], np.int32).tobytes()
         logprobs = np.asarray(entry.top_logprobs[: self._top_logprobs], np.float32).tobytes()

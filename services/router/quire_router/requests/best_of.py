@@ -25,9 +25,9 @@ async def whole_answers(generation: Generation) -> list[Delta]:
 
 
 def best_of(job: GenerateJob, deltas: Sequence[Delta]) -> list[Delta]:
-    """Return the n answers of each prompt with the highest mean logprob per token, best first and numbered anew.
-    `deltas` are whole answers in the order of their indices. If each prompt has just n answers, they are returned
-    unchanged."""
+    """Return the n answers of each prompt with the highest mean logprob per token, best first and numbered anew. An
+    answer without logprobs has the mean 0, and equal answers stay in their order. `deltas` are whole answers in the
+    order of their indices. If each prompt has just n answers, they are returned unchanged."""
     if job.siblings == job.n:
         return list(deltas)
     found = []

@@ -41,9 +41,9 @@ class Encoder:
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
         """Tokenize all prompts of a job: texts by one call, each chat by a call that renders it; prompts of token ids
-        stay as they are. The timing is the sum over all calls. Raises the tokenizer's QuireError. One is
-        PROMPT_TOO_LONG, for a text or chat of more than `max_tokens` tokens, unless the job wants its prompts
-        truncated."""
+        stay as they are. The timing is the sum over all calls, and the prompt's end is that of the last chat. Raises
+        the tokenizer's QuireError. One is PROMPT_TOO_LONG, for a text or chat of more than `max_tokens` tokens, unless
+        the job wants its prompts truncated."""
         if job.truncate_to is not None:
             max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
@@ -83,7 +83,7 @@ class Encoder:
 
     async def thinking(self, max_tokens: int) -> ThinkingBudget:
         """Return a budget of `max_tokens` for the model's thinking, together with the tokens that mark its begin and
-        end. Raises InvalidArgument if the tokenizer knows no such tokens."""
+        end. Raises InvalidArgument if the tokenizer knows no such tokens, and the tokenizer's QuireError."""
         start, end = await self._client.thinking_marks()
         if not start or not end:
             raise InvalidArgument(
@@ -98,8 +98,9 @@ class Encoder:
         """Return the job with the compiled grammar that its answer must match, and with the tokenizer's warnings; a job
         without a structure is returned unchanged. In an answer to a chat, the constraint begins after the reasoning.
         This holds also for a StructuredOutput whose `prompt_end` says that an earlier call rendered the chat to token
-        ids. Raises InvalidArgument, which names the client's field, if the structure cannot be compiled, and other
-        QuireErrors if no tokenizer compiles it."""
+        ids. After a chat, the returned job's StructuredOutput has the chat's prompt end. Raises InvalidArgument, which
+        names the client's field, if the structure cannot be compiled, and other QuireErrors if no tokenizer compiles
+        it."""
         structure = job.structure
         if structure is None:
             return job

@@ -82,10 +82,10 @@ class Generation:
             self._deadline = loop.call_later(max(0.0, left_s), self.cancel, error)
 
     async def next_deltas(self) -> list[Delta]:
-        """Wait for new output and return it, one delta per sequence that has some. Fetches the bytes of all tokens in
-        its logprobs into `token_bytes`; when a sequence ends in a job with prompt logprobs, also those of the prompts
-        and of their logprobs. With streamed logprobs, waits for its share of the event loop, too. Returns nothing if
-        the client has left meanwhile.
+        """Wait for new output and return it, one delta per sequence that has some. Lowers `running` by the sequences
+        that end. Fetches the bytes of all tokens in its logprobs into `token_bytes`; when a sequence ends in a job with
+        prompt logprobs, also those of the prompts and of their logprobs. With streamed logprobs, waits for its share of
+        the event loop, too. Returns an empty list if the output was dropped meanwhile (see `abandon`).
 
         Call only while `running`. Raises the QuireError that ended the job, after the last deltas, and the tokenizer's
         QuireError.
@@ -126,8 +126,8 @@ class Generation:
         self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
-        """Return the new output, perhaps none, without waiting. Raises the QuireError that ended the job, after the
-        last deltas."""
+        """Return the new output, perhaps none, without waiting, and lower `running` by the sequences that end. Fetches
+        no bytes of tokens. Raises the QuireError that ended the job, after the last deltas."""
         deltas = self._deltas(self._delta_queue.take_sequences())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error
@@ -189,7 +189,7 @@ class Generation:
 
     def cancel(self, error: QuireError) -> None:
         """Abort all sequences at their engines. The consumer still gets the output that waits; then `next_deltas`
-        raises `error`."""
+        raises `error`, or an earlier error that ended the job."""
         self._delta_queue.fail(error)
         self._abort()
 
@@ -201,7 +201,8 @@ class Generation:
 
     def usage(self) -> Usage:
         """Return the tokens used so far. Prompt tokens and cached tokens count once per prompt. Completion tokens count
-        when their text has come; a `prompt_only` job has none."""
+        when their text has come, for all sequences, with those of a stream that the client resumes; a `prompt_only` job
+        has none."""
         prompts = self.sequences[:: self.job.siblings]
         return Usage(
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
@@ -211,8 +212,9 @@ class Generation:
         )
 
     def timings(self) -> list[HopTiming]:
-        """Return how long each phase of each service took: the router's own phases first. The times of migrations,
-        detokenizing, engines and KV routes are sums over all sequences; the last two by service, phase and instance."""
+        """Return how long each phase of each service took: the router's own phases first, of which `total` lasts until
+        now, so that it grows with each call. The times of migrations, detokenizing, engines and KV routes are sums over
+        all sequences; the last two by service, phase and instance."""
         total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
@@ -238,8 +240,8 @@ class Generation:
         ]
 
     def close(self) -> None:
-        """End the generation: abort sequences that still run, give the places back, charge the tokens, and record
-        metrics and the trace. Idempotent."""
+        """End the generation: abort sequences that still run, call `release`, and record metrics and the trace.
+        `release` gives the places back and charges the tokens, as far as no larger request does. Idempotent."""
         release, self._release = self._release, None
         if release is None:
             return

@@ -50,7 +50,7 @@ def check_prompt_length(tokens: int, max_model_len: int) -> None:
 
 def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
     """Raise InvalidArgument for a resumed answer that has at least `max_tokens` tokens already, has more than 1024
-    characters per token on average, or has ids outside the vocabulary."""
+    characters per token on average, or has ids outside the vocabulary or bytes that are no int32 ids."""
     ids = i32(resume.output_ids, "resume.output_ids")
     if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
         raise InvalidArgument(

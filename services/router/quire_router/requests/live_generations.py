@@ -107,7 +107,8 @@ class LiveGenerations:
 
     def leave(self, generation: Generation) -> None:
         """Remove a generation that has ended. Add its tokens to the sums of the replica to which its first sequence was
-        sent last, if it was sent to any, and keep it in `recent` while an operator watches. Idempotent."""
+        sent last, if it was sent to any, and keep it in `recent` while an operator watches. Sums are kept for 512
+        replicas; beyond, those that changed longest ago are dropped. Idempotent."""
         number = self._running.pop(generation, None)
         if number is None:
             return
@@ -149,7 +150,8 @@ class LiveGenerations:
 
 def _seen(number: int, generation: Generation, now_ns: int, *, running: bool) -> LiveRequest:
     """Describe a generation at `now_ns`: its age, state, token counts, replicas and time line. A running one has only
-    the router's own phases, the wait and the decoding; an ended one has the timings of all services."""
+    the phases that the router recorded at its start, the wait and the decoding; an ended one has the timings of all
+    services."""
     sequences, usage = generation.sequences, generation.usage()
     age_ms = (now_ns - generation.arrived_ns) / 1e6
     first_ns = min((s.engine.first_token_ns for s in sequences if s.engine.first_token_ns), default=0)
@@ -185,7 +187,8 @@ def _state(sequences: Iterable[SequenceState]) -> str:
 
 def _state_of(sequence: SequenceState) -> str:
     """Return the state of one sequence. FINISHING: all its tokens have come, or it has ended for its client. WAITING:
-    it has no replica. QUEUED: its engine has not admitted it. Then PREFILL until its first token, and DECODING."""
+    it has no replica. QUEUED: its engine has not admitted it. Then PREFILL until it has a token, and DECODING; tokens
+    of earlier attempts and of a stream that the client resumes count."""
     if sequence.client.ended or sequence.engine.finish:
         return FINISHING
     if isinstance(sequence.holder, PendingSequences):

@@ -109,8 +109,9 @@ class Pipeline:
     ) -> Generation:
         """Start a job: find its model, take its places, tokenize its prompts, submit its sequences. A job takes one
         place per sequence, of the limits of the caller's key and of this router. The caller must close the generation,
-        which gives the places back; if a step fails, they are given back at once. Raises QuireError if a step fails,
-        such as DeadlineExceeded at the caller's timeout. The generation raises later errors when its deltas are read.
+        which gives the places back; if a step fails, they are given back at once, but the prompts' tokens stay charged
+        (see `charged`). Raises QuireError if a step fails, such as DeadlineExceeded at the caller's timeout. The
+        generation raises later errors when its deltas are read.
 
         `arrived_ns` is the request's arrival, from `time.monotonic_ns()`. `admitted`: the job is a part of a larger
         request, such as a beam search. The caller has taken the places of this request already, charges its tokens, and
@@ -175,9 +176,10 @@ class Pipeline:
         *,
         admitted: bool,
     ) -> Generation:
-        """Encode the prompts of a job, place its sequences, and add the generation to `live`. `generate` has found the
-        model and taken the places. `admitted`: the job is a part of a larger request, which charges the tokens, counts
-        the prompt tokens in the metrics, and gives the places back."""
+        """Encode the prompts of a job, give its first sequence the KV route that the job asks for (which may wait for a
+        ticket), place its sequences, and add the generation to `live`. `generate` has found the model and taken the
+        places. `admitted`: the job is a part of a larger request, which charges the tokens, counts the prompt tokens in
+        the metrics, and gives the places back."""
         context = _context(caller, tracing.inject_headers(span), arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
@@ -221,7 +223,8 @@ class Pipeline:
 
     async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
         """Hash long prompts for placement, and submit all sequences, prompt by prompt, the siblings of a prompt
-        together. After each _TURN_TOKENS tokens, the event loop runs other tasks."""
+        together. The event loop runs other tasks before a prompt with which this turn would exceed 65,536 tokens, and
+        while a long prompt is hashed."""
         siblings, tokens = generation.job.siblings, 0
         for number, ids in enumerate(prompts):
             tokens += len(ids)
@@ -235,8 +238,8 @@ class Pipeline:
 
     async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
         """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but take no places
-        and send nothing to a replica. Returns each prompt's ids and the most tokens of its answer. Raises QuireError if
-        the job is not valid, the model is unknown, or a tokenizer refuses or fails."""
+        leave the timeout to the caller, and send nothing to a replica. Returns each prompt's ids and the most tokens of
+        its answer. Raises QuireError if the job is not valid, the model is unknown, or a tokenizer refuses or fails."""
         check_sampling(job.sampling)
         check_request(job)
         served = self._catalog.resolve(job.model, caller.limits)
@@ -314,8 +317,8 @@ class Pipeline:
         delta_queue: DeltaQueue[SequenceState],
     ) -> list[SequenceState]:
         """Make a sequence state for each sibling of each prompt, with a handle, its sample index and the seed. The seed
-        is random if the job has none and samples; 0 if it has none and does not sample. KV pages are shared only within
-        a tenant, unless the router may share them across keys.
+        is random if the job has none and samples; 0 if it has none and does not sample. KV pages are shared only
+        between jobs with the same `cache_salt`, and only within a tenant, unless the router may share them across keys.
 
         Only a prompt's first sibling computes the prompt's logprobs, and reads no cache then. A resumed job continues
         after the client's tokens. Raises InvalidArgument for lengths or a `resume` that do not fit.
@@ -364,8 +367,9 @@ class Pipeline:
 
     async def _enter(self, caller: Caller, weight: int) -> None:
         """Take `weight` places of the limit of the caller's key, and then of this router's own limit; take none if
-        either refuses. Counts refusals in the metrics. Raises Overloaded if too few places are free, Unavailable while
-        admission is paused, and InvalidArgument if `weight` exceeds one of the limits."""
+        either refuses. Counts the places in the metrics, and refusals because of load (see `metrics.shed`). Raises
+        Overloaded if too few places are free, Unavailable while admission is paused, and InvalidArgument if `weight`
+        exceeds one of the limits."""
         limit = caller.limits.max_concurrent
         try:
             await self._concurrency.enter(caller.tenant, limit, weight)

@@ -50,9 +50,10 @@ def check_request(job: GenerateJob) -> None:
 
 def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[int]) -> None:
     """Raise InvalidArgument if the request is too large as a whole, now that the tokens of each prompt and of its
-    longest answer are known. Bounds, over all sequences: prompt tokens, beam-search tokens, logit controls (with the
-    bad words as tokens), prompts that the answer repeats, and the logprob alternatives of prompts and answers. If
-    neither the job nor the server limits the answers, each counts as 32,768 tokens at most for its alternatives."""
+    longest answer are known. Bounds, each times the sequences or answers that repeat the field: prompt tokens,
+    beam-search tokens, logit controls (with the bad words as tokens), prompts that the answer repeats, and the logprob
+    alternatives of prompts and answers. If neither the job nor the server limits the answers, each counts as 32,768
+    tokens at most for its alternatives."""
     prompt_tokens, sampling = sum(prompts), job.sampling
     _check_product("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
     if job.beams:

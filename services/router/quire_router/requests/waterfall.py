@@ -64,8 +64,9 @@ def waterfall(timings: Sequence[HopTiming], first_token_ms: float, total_ms: flo
 
 
 def unfinished(timings: Sequence[HopTiming], first_token_ms: float, now_ms: float, instance: str) -> list[Hop]:
-    """Return the bars of a request that still runs: the router's own phases, the wait for the first token, and the
-    decoding until now. The replica `instance` has reported no timings yet, because it reports them at the end."""
+    """Return the bars of a request that still runs: the `timings` so far (the router's own phases and the encoding),
+    the wait for the first token, and the decoding until now. The replica `instance` has reported no timings yet,
+    because it reports them at the end."""
     hops = waterfall(timings, first_token_ms, now_ms)
     placed_ms = min(now_ms, sum(_sum_ms(timings, key) for key in _FIRST))
     hops.append(Hop("scheduler", "to first token", instance, placed_ms, (first_token_ms or now_ms) - placed_ms, 1))

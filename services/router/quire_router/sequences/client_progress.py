@@ -66,9 +66,10 @@ class ClientProgress:
         return self._text.confirmed - self._taken
 
     def take_delta(self, most_tokens: int | None = None) -> Delta:
-        """Return all output since the last call as a delta, perhaps with the finish reason. A delta of more than
-        `most_tokens` tokens is cut if its tokens have character offsets, as with logprobs; None: it is never cut; the
-        next calls return the rest and the end."""
+        """Return the output since the last call, as far as its text has come, as a delta, perhaps with the finish
+        reason. Tokens that no tokenizer has answered yet stay for a later call. A delta of more than `most_tokens`
+        tokens is cut if its tokens have character offsets, as with logprobs; None: it is never cut; the next calls
+        return the rest and the end."""
         start, end = self._taken, self._text.confirmed
         text = self.parts[0] if len(self.parts) == 1 else "".join(self.parts)
         self.parts = []

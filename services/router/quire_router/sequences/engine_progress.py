@@ -88,7 +88,8 @@ class EngineProgress:
 
     def add_prompt_logprobs(self, chunk: PromptLogprobs, prompt_ids: NDArray[np.int32]) -> None:
         """Keep a chunk of the prompt's logprobs as packed entries, by position; `prompt_ids` are the whole prompt.
-        After a preemption or a migration, positions may come again with the same values."""
+        After a preemption or a migration, positions may come again with the same values. Raises ValueError for a chunk
+        that goes beyond the prompt."""
         logprobs, at = chunk.logprobs, 0
         tops, top_logprobs = logprobs.top_id.tobytes(), logprobs.top_logprob.tobytes()
         ids = prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
@@ -117,8 +118,9 @@ class EngineProgress:
         self._set_cached(cached_tokens)
 
     def complete(self, cached_tokens: int, timings: tuple[HopTiming, ...], stop_token_id: int | None) -> None:
-        """Keep the engine's report at the end: cached tokens, timings and stop token. `cached_tokens` may be less than
-        at the admission, if a pull of pages failed."""
+        """Keep the engine's report at the end: cached tokens (see `_set_cached`), timings (in place of an earlier
+        engine's) and the stop token, if there is one. `cached_tokens` may be less than at the admission, if a pull of
+        pages failed."""
         self._set_cached(cached_tokens)
         self.timings = timings
         if stop_token_id is not None:

@@ -14,8 +14,8 @@ _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 
 
 class MigrationHistory:
-    """The migrations of one sequence. The history is made at the first failure, so most sequences never have one. Times
-    `*_s` are times of the event loop's clock.
+    """The migrations of one sequence. The history is made at the first failure or wait, so most sequences never have
+    one. Times `*_s` are times of the event loop's clock.
 
     `wait_left_s` is the time for which the sequence may still be without an engine; if it waits now, that time ends at
     `until_s`. `poison` counts the engines that the sequence has lost. `shunned` has the replicas that refused the
@@ -71,7 +71,8 @@ class MigrationHistory:
         self.avoid = instance
 
     def lose_engine(self, reason: str) -> None:
-        """Record that the sequence has lost its engine, and when, unless it had none. `reason`: a metric's label."""
+        """Record why the sequence has lost its engine, and when, unless it has been without one since an earlier loss.
+        `reason`: a metric's label."""
         self.reason = reason
         if not self.lost_ns:
             self.lost_ns = time.monotonic_ns()

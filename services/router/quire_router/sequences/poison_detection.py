@@ -59,12 +59,14 @@ class PoisonDetector:
     ) -> QuireError | None:
         """Record that the sequence has lost another engine, which was in `epoch`. Returns the error that ends the
         sequence, or None if the sequence may go to another engine. Failures that are neither `suspect` nor `bystander`
-        are ignored. The error is MIGRATION_LIMIT, or the failure's own error if this is not Unavailable.
+        are ignored.
 
         The error comes after `limit` losses of the same kind as this one, after which at least half of the other
-        sequences went on; this loss always counts. It also comes after three times as many losses of any kind. Engines
-        that had not broken (`still_runs` says so for an instance and epoch) or where the sequence only waited count
-        apart: ten times as many are allowed. An engine that is lost again in the same epoch had not broken before.
+        sequences went on; this loss always counts. It also comes after three times as many losses of any kind. In both
+        cases it is the failure's own error, or MIGRATION_LIMIT if that is Unavailable. Two kinds of losses share
+        another count: engines where the sequence only waited, and earlier `unreachable` engines that had not broken.
+        After ten times `limit` of these, the error is always MIGRATION_LIMIT. Engines that had not broken still run in
+        their epoch (`still_runs`) or are lost again in it now.
         """
         if not failure.suspect and not failure.bystander:
             return None

@@ -188,8 +188,9 @@ class SequenceState:
         return self.migration_history
 
     def close_attempt(self) -> None:
-        """Clean up after an engine that sends nothing more: forget an end by an error, and, with logprobs, remove
-        tokens whose entry has not come. If the sequence has all its tokens, it ends with the finish reason `length`."""
+        """Clean up after an engine that sends nothing more: forget an end by an error. If the engine had not ended the
+        sequence otherwise, remove tokens whose logprob entry has not come (see `EngineProgress.close_attempt`), and end
+        the sequence with the finish reason `length` if it has all its tokens."""
         self.engine.close_attempt(
             self.spec.stop.max_tokens, confirmed=self.text.confirmed, with_entries=self.wants_logprobs
         )
@@ -232,8 +233,8 @@ class SequenceState:
             self.kv.route.pages_pulled(found)
 
     def fail(self, error: QuireError) -> None:
-        """End the sequence and its KV route, and end its whole job with this error. An error about the constraint gets
-        the name of the client's field."""
+        """End the sequence and its KV route, and end its whole job with this error, unless an earlier error has ended
+        the job. An error about the constraint gets the name of the client's field."""
         if error.param == CONSTRAINT_PARAM and self.job.structure is not None:
             error = naming_field(error, self.job.structure)
         self.client.end(self.engine.finish, self.engine.stop_reason)

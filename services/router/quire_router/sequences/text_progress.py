@@ -101,8 +101,9 @@ class TextProgress:
         self._parts_end = self.chars_sent
 
     def take_parts(self, text: str) -> list[TextPart] | None:
-        """Remove and return the parts of this text, which goes into a delta; None if the text is not parsed. Neighbours
-        of one kind and tool call are joined, and text beyond the known parts is content."""
+        """Remove and return the parts of this text, which goes into a delta; None if no part has come for the sequence,
+        as for a text that is not parsed. Neighbours of one kind and tool call are joined, and text beyond the known
+        parts is content."""
         if self._parts is None:
             return None
         taken: list[TextPart] = []

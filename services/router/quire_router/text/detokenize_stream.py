@@ -113,11 +113,13 @@ class DetokenizeStream:
     async def _run_stream(self, peer: TokenizerLink, backoff: Backoff) -> str:
         """Run one stream to this tokenizer; return the reason for its end. All sequences are opened after the first
         answer; each answer is applied to the sequences. The stream ends if the tokenizer refuses a sequence as
-        Unavailable. It is cancelled if the tokenizer owes an answer and is silent for `--tokenizer-timeout-s`.
+        Unavailable. It is cancelled if the tokenizer is silent for `--tokenizer-timeout-s` while it owes an answer or
+        something waits to be sent.
 
         If the tokenizer dies, this counts against the sequences in unanswered messages. If it hangs, or the call ends
         with another error, only the oldest such message counts. The answer that completes a suspect's open clears the
-        suspect. Raises grpc.RpcError if the call ends with an error.
+        suspect. Raises grpc.RpcError if the call ends with an error, and other exceptions if an answer cannot be read
+        or applied; these count against no sequence.
         """
         out = self._out = DetokenizeOutgoing(self._sequences, self._fail)
         self._refused, self._begun = False, []

@@ -41,7 +41,7 @@ class Detokenized:
 def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
     """Convert a response from the wire to columns with one value per row (handle, text, stop string, counted tokens).
     Offsets, errors, text parts and counts of reasoning tokens are lists beside them. Raises InvalidArgument for columns
-    that contradict each other."""
+    that contradict each other, but does not compare the numbers of texts and offsets with the rows."""
     handles, used = i32(message.handle, "handle"), i32(message.used, "used")
     stops = i32(message.stop_index, "stop_index")
     rows = equal_lengths("a DetokenizeResponse", handle=handles, used=used, stop_index=stops)

@@ -26,9 +26,9 @@ MoreRows = dict[int, int]
 def join_rows(
     steps: Iterable[tb.DetokenizeRequest], wanted: Container[int]
 ) -> tuple[list[tb.DetokenizeRequest], MoreRows]:
-    """Join the rows of several steps to one row per sequence, in as few messages as possible; a row that is longer than
-    a message is cut again. Rows whose handles are not in `wanted` are left out. Returns the messages, and by handle how
-    many rows more (or fewer) each sequence has now."""
+    """Join the rows of several steps to one row per sequence, in as few messages as possible; a row that does not fit
+    into its message is cut again. Rows whose handles are not in `wanted` are left out. Returns the messages, and by
+    handle how many rows more (or fewer) each sequence has now."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:

@@ -139,8 +139,9 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def note_answer(self) -> SequenceState | None:
-        """Remove the oldest unanswered message, because the tokenizer has answered it. If this answer completes the
-        open of a suspect, the suspect is cleared, and is returned; otherwise returns None."""
+        """Remove the oldest unanswered message, because the tokenizer has answered it, and let `messages` go on. If
+        this answer completes the open of a suspect, returns the suspect, unless it has left the session; otherwise
+        returns None. Raises IndexError if no message is unanswered."""
         self._opening_bytes -= self._unanswered.popleft()[1]
         self._wake.set()  # there may be room for more opens, or for what waited for the last answer
         opening = self._opening_suspect
@@ -196,9 +197,9 @@ class DetokenizeOutgoing:
         """Make the next message: the oldest step's rows, then short opens, a part of one long open, and, if no rows are
         left, all closes. Returns None if nothing is queued, or if answers must come first.
 
-        A message of a suspect waits until all earlier messages are answered, and later messages wait until this message
-        is answered. After it, one message of other sequences goes first. Opens wait while too many bytes of opens are
-        in flight.
+        A message of a suspect waits until all earlier messages are answered. Meanwhile, and until it is answered
+        itself, other messages wait. After it, one message of other sequences goes before the next message of a suspect.
+        Opens wait while too many bytes of opens are in flight.
         """
         if self._suspect_in_flight:
             return None
@@ -234,9 +235,10 @@ class DetokenizeOutgoing:
         return message
 
     def _add_opening(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-        """Add the next part of a sequence's open to the message, up to `room` bytes. The open carries the tokens whose
-        text has come. When the open is complete, add a row with as many of the sequence's other tokens as fit. Both the
-        open and the row may take 4096 bytes even if there is less room. Returns the number of bytes that were added.
+        """Add the next part of a sequence's open to the message, up to `room` bytes of tokens. The open carries the
+        tokens whose text has come. When the open is complete, add a row with as many of the sequence's other tokens as
+        fit. Both the open and the row may take 4096 bytes even if there is less room. Returns the number of bytes that
+        were added, with the open's settings.
 
         Sets `opening.done` when everything was added, or when the sequence has left the session. If the open or the row
         cannot be made, this is logged, and the sequence leaves the session and fails.
@@ -267,7 +269,8 @@ class DetokenizeOutgoing:
 
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """Add the open, or a further part of the open, with as many confirmed tokens (those whose text has come) as fit
-    into `room` bytes. The first part has the sequence's settings. Returns the size of what was added, in bytes."""
+    into `room` bytes. The first part has the sequence's settings, and makes the sequence forget text parts whose text
+    has not come. Returns the size of what was added, in bytes."""
     sequence = opening.sequence
     if opening.prior_bytes < 0:
         opening.prior_bytes = 4 * sequence.text.confirmed

@@ -20,8 +20,8 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     async def ensure(self, ids: Iterable[int]) -> None:
-        """Fetch the bytes of ids that are not in the cache. If the cache would grow too large, forget all ids that are
-        not in `ids`. Raises QuireError if no tokenizer answers, or the tokenizer refuses the ids."""
+        """Fetch the bytes of ids that are not in the cache. If the cache would have more than a million ids, forget all
+        ids that are not in `ids`. Raises QuireError if no tokenizer answers, or the tokenizer refuses the ids."""
         wanted = set(ids)
         unknown = sorted(wanted - self._known.keys())
         if not unknown:

@@ -121,8 +121,8 @@ class TokenizerLink:
         return response
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the tokenizer answers a short call within `within_s` seconds. A tokenizer that works answers short
-        calls even during a long piece of work."""
+        """Whether the tokenizer answers a short call within `within_s` seconds; an error is no answer. A tokenizer that
+        works answers short calls even during a long piece of work."""
         try:
             await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=within_s)
         except grpc.aio.AioRpcError:
@@ -130,8 +130,8 @@ class TokenizerLink:
         return True
 
     async def run(self) -> None:
-        """Probe the tokenizer until it serves, wait until it is lost, and begin again. Runs until cancelled; then
-        closes the channel."""
+        """Probe the tokenizer until it serves, wait until it is lost, and begin again. The standing stream runs
+        meanwhile. Runs until cancelled; then closes the channel."""
         self._begin_streaming()
         try:
             while True:

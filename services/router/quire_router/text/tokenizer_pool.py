@@ -66,8 +66,8 @@ class TokenizerPool:
         return any(peer.healthy for peer in self.peers.values())
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Apply the newest list of discovery: connect new tokenizers, and drop tokenizers that have left. A tokenizer
-        with another address is dropped and connected again."""
+        """Apply the newest list of discovery: connect new tokenizers, and drop tokenizers that have left, whose calls
+        go to others. A tokenizer with another address is dropped and connected again."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
@@ -97,10 +97,10 @@ class TokenizerPool:
         return [peer for peer in self.peers.values() if peer.healthy and not (free and peer is self._reserved)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a call with one answer on a healthy tokenizer. If this tokenizer goes away or hangs, run the call on
-        another tokenizer; at most three attempts are made. Raises the tokenizer's error about the request, and
-        TOKENIZER_LIMIT for a call that has lost two tokenizers. Raises NO_TOKENIZER if no tokenizer is healthy for
-        `connect_timeout_s`, or three attempts have failed.
+        """Run a call with one answer on a healthy tokenizer. If this tokenizer goes away, drains or hangs, mark it as
+        lost (see `TokenizerLink.suspect`), and run the call on another tokenizer; at most three attempts are made.
+        Raises the tokenizer's error about the request, and TOKENIZER_LIMIT for a call that has lost two tokenizers.
+        Raises NO_TOKENIZER if no tokenizer is healthy for `connect_timeout_s`, or three attempts have failed.
 
         The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, each
         with a tokenizer to itself if possible. A loss while other calls ran beside a suspect does not count against it.

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or a `best_of` other
-    than n, the job is not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or token
-    prompt gets 16 tokens unless `fill_context` is set. Raises InvalidArgument for values out of bounds or in
-    contradiction. Raises Unsupported for another kind, an adapter, media, more logprobs than the router returns, and
-    options that beam search lacks."""
+    than 0 and n, the job is not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or
+    token prompt gets 16 tokens; for a chat, and with `fill_context`, the answer may fill the context. Raises
+    InvalidArgument for a missing prompt, and for values out of bounds or in contradiction. Raises Unsupported for
+    another kind, an adapter, media, more logprobs than the router returns, and options that beam search lacks."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -119,9 +119,9 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
 
 
 def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
-    """Return the job changed for beam search or for a best_of other than n, and then not streamed; otherwise return
-    `job` unchanged. A beam search has a length penalty, by default 1.0. Raises InvalidArgument for values out of range,
-    and Unsupported for options that beam search lacks, `resume` included."""
+    """Return the job changed for beam search or for a best_of other than 0 and n, and then not streamed; otherwise
+    return `job` unchanged. A beam search has a length penalty, by default 1.0. Raises InvalidArgument for values out of
+    range, and Unsupported for options that beam search lacks, `resume` included."""
     whole = replace(job, wants=replace(job.wants, stream=False))
     if request.HasField("beam_search"):
         asked = request.beam_search
@@ -243,7 +243,8 @@ def _prompt(request: ib.GenerateRequest, tools_json: str) -> Prompt:
 
 
 def _refuse_unsupported(request: ib.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, if the request has a kind, adapter or media that Quire does not support."""
+    """Raise Unsupported, naming the field, if the request has another kind than GENERATE, an adapter or media. An
+    unspecified kind is accepted."""
     if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
         raise unsupported("kind")
     for name in ("adapter", "media"):

@@ -27,8 +27,8 @@ _MODES = {
 
 def tool_values(request: ib.GenerateRequest) -> dict[str, Any]:
     """Return `tools`, `tool_choice` and `parallel_tool_calls` (true unless set) of a request, in OpenAI's form. Raises
-    InvalidArgument for malformed tools or a malformed choice. Also raises it if the prompt is not a chat, but
-    `tool_choice`, `parallel_tool_calls` or `parts` is set."""
+    InvalidArgument for a `tools_json` that `_tools` refuses and a malformed choice; single tools are not checked. Also
+    raises it if the prompt is not a chat, but `tool_choice`, `parallel_tool_calls` or `parts` is set."""
     if request.WhichOneof("prompt") != "chat":
         for name in ("tool_choice", "parallel_tool_calls", "parts"):
             if request.HasField(name):

@@ -51,7 +51,8 @@ class AdminPort:
         status: StatusRoutes,
         changed: Callable[[], None],
     ) -> None:
-        """`changed` is called when the router's readiness may have changed."""
+        """`changed` is called when the router's readiness may have changed. Binds the port, if one is configured;
+        raises ConfigError if that fails."""
         self._admission = admission
         self._drain_timeout_s = config.drain_timeout_s
         self._changed = changed
@@ -98,7 +99,7 @@ class AdminPort:
 
     async def drain(self, _request: Request) -> Response:
         """Stop admitting requests until `resume`, and report that readiness changed. The answer comes when no request
-        runs any more, or after `--drain-timeout-s`, and says how many sequences are still in flight."""
+        runs any more, or after `--drain-timeout-s` (0: at once), and says how many sequences are still in flight."""
         self._admission.pause()
         self._changed()
         await self._admission.close(self._drain_timeout_s)

@@ -21,7 +21,7 @@ _GIVE_A_KEY = "Give the router a key with the scope admin in --api-key-file."
 
 def check_administrator(request: HTTPConnection, keys: ApiKeys, *, own_name: bool = False) -> None:
     """Raise PermissionDenied unless there are keys, or the request comes from a program of this machine. That is a
-    loopback address, with neither an `Origin` header nor a proxy's headers.
+    loopback address, with neither an `Origin` header nor a proxy's `Forwarded` or `X-Forwarded-For`.
 
     A browser sends `Origin` with each POST, and with each request to another origin. It sends none with a GET to the
     page's own origin, and the owner of a domain can point it at this machine (DNS rebinding). `own_name`: the Host

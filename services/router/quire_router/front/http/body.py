@@ -76,8 +76,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, lease: BodyLease
 
 
 async def discard_body(receive: Receive, limit: int) -> None:
-    """Read the rest of a body and discard it: at most 4 times `limit` bytes, for at most 5 s. Ends earlier if the
-    client leaves."""
+    """Read the rest of a body and discard it, until 4 times `limit` bytes have come or 5 s have passed. Ends earlier if
+    the client leaves."""
     left = _DISCARD_FACTOR * limit
     try:
         async with asyncio.timeout(_DISCARD_TIMEOUT_S):
@@ -111,8 +111,8 @@ def client_gone() -> Aborted:
 
 def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
     """Parse a body that orjson has refused with `error`. NaN and Infinity are accepted. Any other fault raises
-    InvalidArgument with the place that orjson refused first, which may be a NaN before the fault. Raises MemoryError if
-    memory ran out in orjson."""
+    InvalidArgument. It names the wrong byte of a body that is not UTF-8, else the place that orjson refused first,
+    which may be a NaN before the fault. Raises MemoryError if memory ran out in orjson."""
     if error.msg.startswith("Not enough memory"):
         raise MemoryError from error
     try:

@@ -70,8 +70,8 @@ NO_CORS = Cors((), (), (), credentials=False)
 
 
 def make_cors(config: RouterConfig) -> Cors:
-    """Make the configured rules. Raises ConfigError for a value that is neither an origin nor `*` or `null`, since it
-    would silently allow no page."""
+    """Make the configured rules. Raises ConfigError for an allowed origin that is none of `scheme://host[:port]`, `*`
+    and `null`, since it would silently allow no page. Methods and headers are not checked."""
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -94,8 +94,9 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request; other scopes are ignored. In a burst, the request waits for its turn, unless its path
         is open. A CORS preflight is answered without a credential. An error becomes an answer in the shape of the
-        path's API (OpenAI's or Anthropic's), unless an answer has begun or the client has gone. At the end, the memory
-        of the body is released, and the outcome is counted; no answer counts as status 499."""
+        path's API (OpenAI's or Anthropic's), unless an answer has begun or the client has gone; one that is no
+        QuireError is logged. At the end, the memory of the body is released, and the outcome is counted; no answer
+        counts as status 499."""
         if scope["type"] != "http":
             return
         arrived_ns = time.monotonic_ns()
@@ -189,7 +190,8 @@ class Edge:
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:
-        """Count the request by route and status. A request below /v1/ is also logged with its duration."""
+        """Count the request by route and status. A request to a known route below /v1/ is also logged with its
+        duration."""
         metrics.requests.labels(route, str(status)).inc()
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
@@ -203,8 +205,9 @@ class Edge:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
-        """Count the error by code, and send it as JSON in the shape of the path's API. After a refusal in the middle of
-        a body, read on for a while before the connection closes, so that the client sees the answer."""
+        """Count the error by code, and send it as JSON in the shape of the path's API; MethodNotAllowed also has the
+        header `allow`. After BODY_TOO_LARGE and BODY_MEMORY_FULL, read the body on for a while before the connection
+        closes, so that the client sees the answer."""
         metrics.http_refused.labels(error.code).inc()
         status, shaped = shaped_error(path, error, request_id)
         body, headers = orjson.dumps(shaped), error_headers(error)

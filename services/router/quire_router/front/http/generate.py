@@ -55,8 +55,8 @@ class Serving:
     async def parse(self, parser: str, scope: Scope, receive: Receive) -> Any:
         """Read the body, and return what the parser of this name makes of it. The body holds memory of the budget until
         the exchange releases it. Raises InvalidArgument, TooLarge, Unavailable where the budget has no room or parsing
-        fails, and Aborted where the client leaves. Raises Unsupported for a header `x-data-parallel-rank` other than
-        0."""
+        fails, Internal for a mistake of the parser, and Aborted where the client leaves. Raises Unsupported for what
+        the parser does not support, and for a header `x-data-parallel-rank` other than 0."""
         if dict(scope["headers"]).get(_RANK, b"0") != b"0":
             raise unsupported(_RANK.decode())
         exchange = exchange_of(scope)
@@ -89,8 +89,9 @@ class Serving:
     ) -> None:
         """Run a parsed job and send its answer, as a stream or whole. The memory that the body holds is released when
         the prompts have been tokenized; a beam search holds it to its end. If the client leaves, the job ends at once.
-        A large answer is written outside the event loop. Except for a beam search, a header names the job's warnings.
-        Raises the job's QuireError if it fails before anything was sent."""
+        A large answer that is not streamed is written outside the event loop. Except for a beam search, a header names
+        the job's warnings, and the format may store the answer before its end is sent. Raises the job's QuireError if
+        it fails before anything was sent; a later failure becomes the stream's last event."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
@@ -162,7 +163,7 @@ class _Watch:
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """Await `work` and return its result. If the client leaves meanwhile, `work` is cancelled and Aborted
-        (CLIENT_GONE) is raised."""
+        (CLIENT_GONE) is raised. If the client has left before, `work` is not cancelled."""
         self._starting = asyncio.current_task()
         try:
             return await work

@@ -41,8 +41,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as in uvicorn
-        """Close a connection beyond `max_connections` at once and count it. Otherwise start the timer of its first
-        head, 30 s. For later heads, uvicorn's keep-alive timeout runs until they begin."""
+        """Close a connection beyond `max_connections` (0: no limit) at once and count it. Otherwise start the timer of
+        its first head, 30 s. For later heads, uvicorn's keep-alive timeout runs until they begin."""
         super().connection_made(transport)
         if 0 < self.max_connections < len(self.connections):
             metrics.http_refused.labels("TOO_MANY_CONNECTIONS").inc()

@@ -107,8 +107,8 @@ class HttpServer:
             self._task.result()
 
     def begin_last_answers(self) -> None:
-        """Go on serving, but close each connection after its next answer. Clients then connect again, and a load
-        balancer can send them to another router."""
+        """Go on serving, but close each connection after the next answer whose head is still to be sent. Clients then
+        connect again, and a load balancer can send them to another router."""
         self._protocol.begin_last_answers()
         for connection in self.connections:
             connection.make_last_answer()

@@ -53,8 +53,8 @@ class StatusRoutes:
         """Answer with the phase of the router and of each scheduler and tokenizer; the status is 503 while the router
         is not `ready`.
 
-        The route needs no key. If there are keys, callers without one see phases and progress, but no names, addresses
-        or paths.
+        The route needs no key. If there are keys, callers without a key that has the scope `inference` see phases and
+        progress, but no names, addresses or paths.
         """
         schedulers = [
             {

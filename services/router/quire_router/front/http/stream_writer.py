@@ -40,9 +40,10 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
     the head was sent; a later failure becomes the stream's last event. Before the last event of any other stream,
     `answer.settle` is called.
 
-    The head is sent with the first deltas, so that an early failure still gets its HTTP status. But whenever nothing
-    was sent for `ping_s` seconds (0: never), a comment is sent, even before the first deltas. While the client's buffer
-    is full, writing waits and new deltas are joined; no other client waits.
+    The head is sent with the first deltas, so that an early failure still gets its HTTP status. But if nothing was sent
+    for `ping_s` seconds (0: never), a comment is sent, even before the first deltas; on the fast path, it may come up
+    to `ping_s` later. While the client's buffer is full, writing waits and new deltas are joined; no other client
+    waits.
     """
     started = False
 

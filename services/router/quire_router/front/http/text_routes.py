@@ -46,8 +46,8 @@ class TextRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Answer with the token ids of a text or a conversation, their count and the model's context length. If asked
         for, the answer also has the text of each token. The tokens are charged to the tenant. A long answer is written
-        outside the event loop. Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an
-        error of the tokenizer."""
+        outside the event loop. Raises QuireError for a body that `Serving.parse` refuses, a model that is unknown or
+        that the key may not use, and an error of the tokenizer."""
         asked: TokenizeRequest = await self._serving.parse("tokenize", request.scope, request.receive)
         context, prompt = _context(request), asked.prompt
         served = self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
@@ -82,8 +82,8 @@ class TextRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of token ids, special tokens included; no ids are an empty text. The tokens are charged
-        to the tenant. Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an error of the
-        tokenizer."""
+        to the tenant. Raises QuireError for a body that `Serving.parse` refuses, a model that is unknown or that the
+        key may not use, and an error of the tokenizer."""
         asked: DetokenizeRequest = await self._serving.parse("detokenize", request.scope, request.receive)
         exchange, ids = exchange_of(request.scope), asked.prompt.ids
         self._catalog.resolve(asked.model, exchange.limits)
@@ -93,7 +93,8 @@ class TextRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens in the input of an Anthropic message, which are charged to the tenant.
-        Raises QuireError for a body that `Serving.parse` refuses, an unknown model, and an error of the tokenizer."""
+        Raises QuireError for a body that `Serving.parse` refuses, a model that is unknown or that the key may not use,
+        and an error of the tokenizer."""
         asked: CountRequest = await self._serving.parse("count", request.scope, request.receive)
         self._catalog.resolve(asked.model, exchange_of(request.scope).limits)
         return _json({"input_tokens": len(await self._tokenize_chat(asked.prompt, _context(request)))})

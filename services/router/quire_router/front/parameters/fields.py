@@ -85,7 +85,8 @@ def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
 
 
 def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
-    """Make the error for a number outside the field's bounds; its fix names those bounds that are finite."""
+    """Make the error for a number outside the field's bounds; its fix names both bounds or the one that is finite (-inf
+    if none is)."""
     if field.high == math.inf:
         wanted = f"of at least {field.low}"
     elif field.low == -math.inf:
@@ -254,7 +255,7 @@ def _too_many(name: str, count: int, of_what: str, field: Field) -> InvalidArgum
 
 
 def _unknown(name: str, table: Mapping[str, Field]) -> InvalidArgument:
-    """Make the error for a field that the table lacks; it proposes the nearest name in the table."""
+    """Make the error for a field that the table lacks; it proposes the nearest name in the table, if one is similar."""
     shown = name[:64]
     near = difflib.get_close_matches(shown, table, n=1)
     fix = f"Did you mean {near[0]}? Otherwise remove it." if near else "Remove it."

@@ -47,7 +47,7 @@ class Limits:
 def with_best_of(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
     """Return a copy of the job with this `best_of`; `n` is unchanged. Logprobs are computed to rank the sequences, and
     the client sees them only if it asked for them. Returns the job itself if `best_of` is None or equal to n. Raises
-    InvalidArgument if `best_of` is out of range or the answer is streamed."""
+    InvalidArgument if `best_of` is below n or above `max_n`, or if the answer is streamed."""
     if best_of is None or best_of == job.n:
         return job
     if not job.n < best_of <= limits.max_n:

@@ -81,8 +81,8 @@ def block_hash(digest: bytes) -> int:
 
 
 def _stored_events(chains: Iterable[pb.StoredPages], page_size: int, event_id: int) -> list[cb.KvCacheEvent]:
-    """Convert stored pages to events, one for each chain, with its parent's hash and the hash and `page_size` token ids
-    of every page. The chain's medium decides the tier; an unknown medium is the external tier."""
+    """Convert stored pages to events, one for each chain, with its parent's hash, if it has a parent, and the hash and
+    `page_size` token ids of every page. The chain's medium decides the tier; an unknown medium is the external tier."""
     events = []
     for chain in chains:
         tokens = i32(chain.token_ids, "token_ids").tolist()

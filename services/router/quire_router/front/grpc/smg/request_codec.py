@@ -40,10 +40,12 @@ _TURN_TOKENS = 65_536
 
 async def parse_generate(request: vb.GenerateRequest, limits: Limits, max_model_len: int) -> GenerateJob:
     """Check SMG's GenerateRequest and convert it to a job for a model of this context length in tokens. Where proto3
-    cannot tell 0 from unset, 0 means vLLM's default; a negative seed means none. The job always returns token ids.
-    Raises Unsupported for media, KV transfer, a data-parallel rank above 0, and a negative number of logprobs or one
-    above the limit. Raises InvalidArgument for other values out of bounds, a missing or too long prompt, and
-    `ignore_eos` with a structure."""
+    cannot tell a number 0 from unset, 0 means vLLM's default; an unset flag is false, and a negative seed means none.
+    The job always returns token ids. Raises Unsupported for media, KV transfer, a data-parallel rank above 0, and a
+    negative number of logprobs or one above the limit. Raises InvalidArgument for `n`, `max_tokens`, stop strings,
+    token ids or a count of biases out of bounds, a missing prompt, token ids that fill the context and are not to be
+    truncated, and `ignore_eos` with a structure. The ranges of the sampling numbers are checked later, by the
+    pipeline."""
     _refuse_unsupported(request)
     params = request.sampling_params
     logprobs = _logprobs(params, "logprobs", limits)
@@ -123,8 +125,8 @@ def _controls(params: vb.SamplingParams) -> LogitControls | None:
 
 
 def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
-    """Return the structure that the answer must match: a schema, regular expression, grammar, choice or any JSON
-    object. None if the request has none. Raises InvalidArgument if `ignore_eos` is set too."""
+    """Return the structure that the answer must match: a schema, regular expression, grammar, structural tag, choice or
+    any JSON object. None if the request has none. Raises InvalidArgument if `ignore_eos` is set too."""
     kind = params.WhichOneof("constraint")
     if kind is None or (kind == "json_object" and not params.json_object):
         return None
@@ -142,9 +144,9 @@ def _structure(params: vb.SamplingParams) -> StructuredOutput | None:
 
 
 async def _prompt(request: vb.GenerateRequest, max_model_len: int, *, truncates: bool) -> TextPrompt | TokenPrompt:
-    """Convert the request's text or token ids to a prompt. If the prompt will be truncated, only its last
-    `max_model_len` ids are converted. Raises InvalidArgument if neither is set, an id is not an int32, or an
-    untruncated prompt fills the context."""
+    """Convert the request's text or token ids to a prompt. Only the last `max_model_len` ids are converted, since a
+    longer list is accepted only if the prompt `truncates`. Raises InvalidArgument if neither is set, a converted id is
+    not an int32, or untruncated ids fill the context; the length of a text is not checked."""
     kind = request.WhichOneof("input")
     if kind == "text":
         return TextPrompt(request.text)
@@ -200,8 +202,8 @@ def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
 
 
 def _refuse_unsupported(request: vb.GenerateRequest) -> None:
-    """Raise Unsupported, naming the field, for media, KV transfer and a data-parallel rank above 0. Empty KV transfer
-    parameters are accepted."""
+    """Raise Unsupported, naming the field, for media, KV transfer and a data-parallel rank above 0. A
+    `kv_transfer_params_json` of '', '{}' or 'null' is accepted; the message `kv_transfer_params` never is."""
     for name in ("mm_inputs", "media_refs", "kv_transfer_params"):
         if request.HasField(name):
             raise unsupported(name)

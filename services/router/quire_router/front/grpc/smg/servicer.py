@@ -62,11 +62,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
-        """Authenticate the caller, apply the key's rate limit, run the request on the served model, and yield its
-        responses, as a stream or as one. Meanwhile, `Abort` finds the request by its id. The request of a client that
-        reads nothing for `client_stall_s` ends with CLIENT_STALLED. The request ends after `request_timeout_s` or at
-        the call's deadline, whichever comes first; when the call ends, its sequences end too. Raises the QuireError of
-        each step: authentication, rate limit, parsing, admission, generation."""
+        """Authenticate the caller, apply the key's rate limit, run the request on the first model that the key may use,
+        and yield its responses, as a stream or as one for each choice. A missing or unusable request id is replaced by
+        a random one. Once the sequences are submitted, `Abort` finds the request by tenant and id, and ends it without
+        an error. The request of a client that reads nothing for `client_stall_s` ends with CLIENT_STALLED. The request
+        ends after `request_timeout_s` or at the call's deadline, whichever comes first; when the call ends, its
+        sequences end too. The time of arrival becomes the service's last one. Raises the QuireError of each step:
+        authentication, rate limit, parsing, admission, generation."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -100,8 +102,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 client.sent()
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
-        """Cancel the running requests of the caller's tenant that have these ids; other ids are ignored. Raises
-        InvalidArgument for too many ids."""
+        """Cancel the running requests of the caller's tenant that have these ids; other ids are ignored, also those of
+        requests whose prompts are still being tokenized. Raises InvalidArgument for too many ids."""
         principal = self._authenticate(context)
         for request_id in aborted_ids(request):
             for generation in self._running.get((principal.tenant, request_id), ()):
@@ -116,8 +118,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
-        """Return the served model's name, context length, vocabulary size, architecture and EOS token ids. The longest
-        input is one token shorter than the context. Raises Unavailable while the model is not known."""
+        """Return the name of the first model that the key may use, its context length, vocabulary size, architecture
+        and EOS token ids. The longest input is one token shorter than the context. Raises Unavailable while no model is
+        known, and PermissionDenied if the key may use none."""
         served = self._parts.catalog.resolve("", self._authenticate(context).limits)
         model = served.model
         return vb.GetModelInfoResponse(
@@ -154,7 +157,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetLoads(self, request: vb.GetLoadsRequest, context: Any) -> vb.GetLoadsResponse:
         """Return the load that the scheduler reported last: running and waiting requests, throughput, and KV use, with
         pages counted as tokens. For a data-parallel rank other than 0, the list of loads is empty. Raises Unavailable
-        while there is no replica."""
+        while there is no replica or no model is known."""
         self._authenticate(context)
         load, page_size = self._replica().load, self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
         used = load.pages - load.free_pages

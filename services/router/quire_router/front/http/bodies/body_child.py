@@ -45,8 +45,8 @@ def main() -> int:
 
 def run_job(job: Frame) -> tuple[dict[str, Any], bytes]:
     """Parse one body with the parser that the job names. Returns a message and a payload, which `decode_parsed` reads:
-    the parsed request, or the error that refuses the body. Never raises: lack of memory and mistakes of a parser are
-    such errors too. The message of a mistake also has the name of the exception as `failed`."""
+    the parsed request, or the error that refuses the body. No body makes it raise: lack of memory and mistakes of a
+    parser are such errors too. The message of a mistake also has the name of the exception as `failed`."""
     asked = job.message
     defaults = {model: tuple(map(tuple, values)) for model, values in asked["defaults"].items()}
     limits = Limits(asked["max_n"], asked["max_logprobs"])

@@ -68,8 +68,9 @@ class BodyParser:
     ) -> Any:
         """Return what the parser with this name makes of a body. A body above LONG_BYTES waits for the tenant's turn at
         the child process; a shorter one is parsed here. `defaults`, `timings`: see `parse_body`. Raises the parser's
-        InvalidArgument or Unsupported. For a long body, also raises TooLarge if it takes too much processor time or
-        memory, Unavailable if the process failed or took more than 30 s, and Internal for a mistake of the parser."""
+        InvalidArgument or Unsupported. For a short body, other exceptions of the parser pass on. For a long body, also
+        raises TooLarge if it takes too much processor time or memory, Unavailable if the process failed or took more
+        than 30 s, and Internal for a mistake of the parser."""
         if len(body) <= LONG_BYTES:
             return parse_body(parser, body, self._limits, defaults, timings=timings)
         job = {

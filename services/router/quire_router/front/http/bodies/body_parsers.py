@@ -41,10 +41,10 @@ def parse_body(
     *,
     timings: bool,
 ) -> Any:
-    """Decode a body and run the parser `name` on it, with the defaults of the body's model. `defaults` has the sampling
-    defaults of models by their names; the name '' is the model of a body that names none. `timings`: the client wants
-    timings in the answer. Raises InvalidArgument for a body that is no JSON object, and the parser's InvalidArgument or
-    Unsupported."""
+    """Decode a body and run the parser `name` on it, with the defaults of the body's model, if `defaults` has it.
+    `defaults` has the sampling defaults of models by their names; the name '' is the model of a body that names none.
+    `timings`: the client wants timings in the answer. Raises InvalidArgument for a body that is no JSON object or has
+    too many values, MemoryError if memory runs out, and the parser's InvalidArgument or Unsupported."""
     decoded = parse_object(body)
     model = decoded.get("model")
     own = defaults.get(model if isinstance(model, str) else "")

@@ -76,9 +76,10 @@ class _Encoder:
         self._texts: dict[str, list[Any]] = {}
 
     def encode(self, value: Any) -> Any:
-        """Return the JSON value for a part of the tree; texts of more than 64 characters, bytes, and arrays (as int32)
-        go to the payload. A list begins with the name of a class, which its fields follow, or with a kind such as
-        `tuple` or `text`. Raises TypeError for a number that is not finite, and KeyError for an unknown class."""
+        """Return the JSON value for a part of the tree; texts of more than 64 characters, bytes, arrays (as int32), and
+        the tuples that `_tuple` names go to the payload. A list begins with the name of a class, which its fields
+        follow, or with a kind such as `tuple` or `text`. Raises TypeError for a number that is not finite, and KeyError
+        for an unknown class."""
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):

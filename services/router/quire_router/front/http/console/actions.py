@@ -78,7 +78,7 @@ class ConsoleActions:
 
     async def cancel(self, request: Request) -> Response:
         """End a running request of any tenant; the body names it by its number and its request id. The request's client
-        gets an error. Raises NotFound unless this process runs such a request."""
+        gets the output so far, then an error. Raises NotFound unless this process runs such a request."""
         values = await self._read(request, CANCEL)
         number, request_id = required(values, "number"), required(values, "request_id")
         bind_subject(request_id)
@@ -146,8 +146,9 @@ class ConsoleActions:
 
     async def _begin(self, replica: Replica, call: Coroutine[Any, Any, None]) -> Response:
         """Start a scheduler's call as a task. Answer `done` when the call has ended, or `under way` when it has run for
-        1.5 s; then the call goes on alone. Raises FailedPrecondition, and does not start the call, if a call to this
-        replica is under way. Raises the call's own error as a QuireError."""
+        1.5 s; then the call goes on alone, and its error is only logged. Raises FailedPrecondition, and does not start
+        the call, if a call to this replica is under way. Raises a gRPC error of the first 1.5 s as a QuireError; other
+        errors pass on."""
         if replica.instance in self._under_way:
             call.close()
             raise FailedPrecondition(

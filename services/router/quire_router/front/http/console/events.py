@@ -96,9 +96,9 @@ class ConsoleEvents:
         self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send snapshots until the client leaves, its key loses the scope, the client reads nothing for `stall_s`, or
-        `close` is called. A HEAD request gets the head alone. The audit log records the beginning. Raises
-        PermissionDenied, and Overloaded if 8 consoles watch already."""
+        """Send snapshots until the client leaves, its key loses the scope, the client reads nothing for `stall_s`, a
+        snapshot cannot be made, or `close` is called. A HEAD request gets the head alone. The audit log records the
+        beginning. Raises PermissionDenied as `check_administrator` does, and Overloaded if 8 consoles watch already."""
         check_administrator(HTTPConnection(scope), self._keys, own_name=True)
         if len(self._watchers) >= MOST_WATCHERS:
             raise Overloaded(
@@ -131,8 +131,9 @@ class ConsoleEvents:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _send_frames(self, watcher: _Watcher, scope: Scope, send: Send) -> None:
-        """Send each snapshot as it comes, until the watcher is closed; then end the answer. If the client reads nothing
-        for `stall_s`, count and log this, and abort its connection."""
+        """Send each snapshot as it comes, until the watcher is closed; then end the answer, for which the client also
+        has `stall_s`. If the client does not take a snapshot for `stall_s`, count and log this, and abort its
+        connection."""
         connection = chunk_writer(scope)
         try:
             while frame := await watcher.next_frame():
@@ -164,9 +165,10 @@ class ConsoleEvents:
         metrics.console_watchers.set(len(self._watchers))
 
     async def _run(self) -> None:
-        """Each second, ask the kvstores for statistics, close watchers whose key has lost the scope `admin`, and offer
-        a new snapshot to the others. End when no watcher is left. If a snapshot fails, that is logged, and all streams
-        end. At the end, call `watched` with False, and close the channels to kvstores."""
+        """Every `interval_s` seconds, ask the kvstores for statistics, close watchers whose key has lost the scope
+        `admin`, and offer a new snapshot, with the statistics of the round before, to the others. End when no watcher
+        is left. If a snapshot or the asking fails, that is logged, and all streams end. At the end, call `watched` with
+        False, and close the channels to kvstores."""
         try:
             while self._watchers:
                 asking = asyncio.create_task(self._stores.refresh())

@@ -52,9 +52,9 @@ def _router(
 
 
 def _replica(replica: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of one replica: its phase or a closed session, and a request that has waited for 5 s. Also
-    yield one if running requests hold 97 % of its KV pages. An unreachable or failed replica has only this one
-    problem."""
+    """Yield the problems of one replica. For an unreachable or failed one, yield only this, as a bad problem. Otherwise
+    yield a warning if it is loading, connecting or draining, or else a bad problem if its session is closed. Also yield
+    a warning if a request has waited for 5 s, and one if running requests hold 97 % of the KV pages."""
     name, phase = replica["instance"], replica["phase"]
     if phase in ("unreachable", "failed"):
         yield Problem(BAD, name, f"{phase.capitalize()}. {replica['detail']}".strip())

@@ -60,7 +60,7 @@ class Snapshots:
 
     def frame(self) -> bytes:
         """Return a snapshot as JSON. If that is longer than 512 KiB, the lists of requests are emptied; if it is still
-        longer, also those of replicas and of page holders."""
+        longer, also those of replicas and of page holders. After that, its length is not checked again."""
         snapshot = self.snapshot()
         encoded = orjson.dumps(snapshot)
         if len(encoded) > MOST_BYTES:

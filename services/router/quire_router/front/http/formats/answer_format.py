@@ -78,9 +78,10 @@ class FrameParts:
         self._null_usage = b',"usage":null' if parsed.include_usage else b""
 
     def usage_part(self, index: int, *, opening: bool = False) -> bytes:
-        """Return the member `usage` of a chunk, with a comma before it. With continuous usage, the member has the
-        choice's tokens so far. Without, the member is null if the last chunk of the stream has usage, and the result is
-        empty otherwise. `opening`: the chunk comes before all tokens, so it counts none."""
+        """Return the member `usage` of a chunk, with a comma before it. With continuous usage, the member counts the
+        choice's tokens that the tokenizer has confirmed by now. Without, the member is null if the last chunk of the
+        stream has usage, and the result is empty otherwise. `opening`: the chunk comes before all tokens, so it counts
+        none."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]

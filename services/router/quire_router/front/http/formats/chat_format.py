@@ -61,9 +61,10 @@ class ChatFormat:
 
     def frame(self, delta: Delta) -> bytes:
         """Return the chunk of a delta. The chunk is joined from prepared bytes if the answer is not parsed, the delta
-        ends nothing, and chunks have neither logprobs nor usage; any other is built as a dict. A delta with parts of
-        several kinds becomes several chunks, and the last of them has all that is not text. A parsed delta that shows
-        nothing and ends nothing has no chunk, unless chunks have logprobs, token ids or usage."""
+        ends nothing, and chunks have neither logprobs nor usage; any other is built as a dict. A delta with several
+        parts becomes several chunks, except that pieces of one tool call are joined; the last chunk has the logprobs,
+        token ids and finish reason. A parsed delta that shows nothing and ends nothing has no chunk, unless chunks have
+        logprobs, token ids or usage."""
         if self._plain and not delta.finish and delta.parts is None:
             text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
             return self._heads[delta.index] + text + self._middle + ids + self._tail

@@ -79,9 +79,10 @@ class CompletionFormat:
         return self._parts.written(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        """Build the choice of a delta: text, logprobs if asked for, finish and stop reason, token ids; advance its
-        offset in characters. If asked for, the first delta of a choice has the echoed prompt, with its logprobs, and
-        the prompt's ids. The last delta has the prompt's logprobs."""
+        """Build the choice of a delta: text, finish and stop reason (null while it runs) and, if asked for, logprobs
+        and token ids. With logprobs, advance the choice's offset in characters. If asked for, the first delta of a
+        choice has the echoed prompt, with logprobs if the answer has them, and the prompt's ids. The last delta has the
+        prompt's logprobs, if asked for."""
         index, text, logprobs = delta.index, delta.text, None
         first, self._opened[index] = not self._opened[index], True
         if self._logprobs:

@@ -18,8 +18,9 @@ def dumps_in_pieces(value: Any) -> bytes:
 
 
 def _pieces(value: Any) -> list[bytes | memoryview]:
-    """Return the JSON of a value as consecutive parts. Objects, and lists of fewer than 1,024 objects, are written
-    member by member. Other lists and arrays are written 1,024 items at a time."""
+    """Return the JSON of a value as consecutive parts. Objects, and lists of fewer than 1,024 items whose first item is
+    an object, are written member by member. Other lists and arrays are written 1,024 items at a time, and any other
+    value is one part."""
     if isinstance(value, dict):
         found: list[bytes | memoryview] = [b"{"]
         for name, member in value.items():

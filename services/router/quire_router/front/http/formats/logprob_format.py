@@ -45,7 +45,8 @@ class TokenNames:
 
 def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str, Any]:
     """Return a delta's logprobs as the parallel lists of completions: tokens, their logprobs, their offsets in the
-    text, and the alternatives of each. `start`: characters of the choice before this delta's first token."""
+    text, and for each, the alternatives and the token itself. `start`: characters of the choice before this delta's
+    first token."""
     tokens = [names.of(entry.token_id) for entry in delta.entries]
     return {
         "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
@@ -59,7 +60,8 @@ def echoed_logprobs(
     prompt: str, ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
 ) -> dict[str, list[Any]]:
     """Return the logprobs of an echoed prompt as the parallel lists of completions, with at most `most` alternatives
-    per token. `ids` and `entries` have one item per token; an entry of None, as the first token's, gives null."""
+    per token and the token itself. `ids` and `entries` have one item per token; an entry of None, as the first token's,
+    gives null."""
     texts = [names.of(token_id) for token_id in ids]
     return {
         "text_offset": _offsets_in(prompt, [names.token_bytes.get(token_id) for token_id in ids]),
@@ -75,8 +77,8 @@ def echoed_logprobs(
 def prompt_logprobs(
     entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
 ) -> list[orjson.Fragment | None]:
-    """Return vLLM's prompt_logprobs: for each prompt token an object, by id, of the token and its `most` likeliest
-    alternatives. A token without an entry, such as the first token, gets None."""
+    """Return vLLM's prompt_logprobs: for each prompt token an object, by id, of the token and of the `most` likeliest
+    tokens at its place, of which it may be one. A token without an entry, such as the first token, gets None."""
     return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
 
 
@@ -118,7 +120,7 @@ def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[st
 
 def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjson.Fragment]:
     """Convert each entry to the object that chat's logprobs have for a token: name, logprob, bytes, and the same of
-    each alternative."""
+    each alternative, which may be the token itself."""
     found = []
     for entry in entries:
         tops = zip(entry.top_ids, entry.top_logprobs, strict=True)

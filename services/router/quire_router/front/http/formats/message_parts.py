@@ -71,8 +71,8 @@ class MessageParts:
         return shown
 
     def message(self, delta: Delta) -> dict[str, Any]:
-        """Return the fields of the `message` of a whole answer: content, and reasoning and tool calls if there are any.
-        Content is null if the answer has only calls."""
+        """Return the fields of the `message` of a whole answer: content, a null refusal, and reasoning and tool calls
+        if there are any. Content is null if the answer has calls and no text. A call is remembered for `finish`."""
         blocks = whole_blocks(self._shown(delta))
         content = "".join(text for part, text in blocks if part.kind == PartKind.CONTENT)
         reasoning = "".join(text for part, text in blocks if part.kind == PartKind.REASONING)

@@ -100,7 +100,8 @@ class MessagesFormat:
         return parts
 
     def closing(self) -> bytes:
-        """Return the last events: the end of the last block, stop reason and usage, the end of the message."""
+        """Return the last events: the end of the block that is open, if one is, stop reason and usage, the end of the
+        message. The stop reason is null if no delta has ended the answer."""
         changed: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
         if self._final_delta is not None:
             changed = self._stop_fields(self._final_delta)

@@ -25,9 +25,10 @@ _ROLES = ("user", "assistant", "system")
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/messages and convert it to a job. `max_tokens` is required, but unlike in OpenAI's APIs, it
-    may be more than the context has room for. `thinking` sets the budget of reasoning tokens, or hides reasoning.
-    Raises InvalidArgument for missing, unknown or wrong fields, and Unsupported for blocks that are not text, tools
-    that a server runs, and fields that Quire lacks. `timings`: the client wants timings in the answer."""
+    may be more than the context has room for. `thinking` of the type `enabled` sets the budget of reasoning tokens, and
+    `disabled` hides reasoning. Raises InvalidArgument for missing, unknown or wrong fields, and Unsupported for blocks
+    such as images, tools that a server runs, and fields that Quire lacks. `timings`: the client wants timings in the
+    answer."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
@@ -63,7 +64,7 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Co
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
     """Make the conversation from checked fields, with `system` first. If the last message is the assistant's, the model
     continues that message, which Anthropic calls prefill. Raises InvalidArgument for an empty or malformed list of
-    messages, and Unsupported for blocks that are not text and tools that a server runs."""
+    messages, and Unsupported for blocks such as images, and for tools that a server runs."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
@@ -83,9 +84,9 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
 
 def _turns(message: Any, name: str) -> list[dict[str, Any]]:
     """Check a message, and return it as OpenAI's messages. Each tool result becomes its own message before the user's
-    text. An assistant's thinking becomes `reasoning_content`; redacted thinking is left out. Raises InvalidArgument for
-    another role and malformed content, and Unsupported for blocks of another type. `name` is the message's place in the
-    body, for errors."""
+    text; without text, only the results remain. An assistant's thinking becomes `reasoning_content`; redacted thinking
+    is left out. Raises InvalidArgument for another role and malformed content, and Unsupported for blocks of another
+    type, or of a type that the role cannot have. `name` is the message's place in the body, for errors."""
     if not isinstance(message, dict):
         raise bad_type(name, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -169,7 +170,8 @@ def _choice(choice: Mapping[str, Any] | None) -> Any:
 
 def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
     """Return the structure that `output_config.format`, or its older name `output_format`, asks for; None if neither is
-    set. Raises InvalidArgument if both are set, and the errors of `of_output_format` for the one that is."""
+    set. Raises InvalidArgument if both are set or `output_config` has unknown or wrong members, and the errors of
+    `of_output_format` for the one that is set."""
     config = check_fields(values["output_config"] or {}, OUTPUT_CONFIG)
     if config["format"] is not None and values["output_format"] is not None:
         raise InvalidArgument(
@@ -185,7 +187,7 @@ def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
 
 def _budget(thinking: Mapping[str, Any]) -> int:
     """Return `budget_tokens`, how many tokens of reasoning the model may write. Raises InvalidArgument unless it is an
-    integer above 0."""
+    integer from 1 to 2^31 - 1."""
     budget = thinking.get("budget_tokens")
     if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= MAX_INT32:
         raise InvalidArgument(

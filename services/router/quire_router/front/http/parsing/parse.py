@@ -47,7 +47,8 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     """Check a body of /v1/completions and convert it to a job with one prompt or several. A `max_tokens` of 0 means the
     prompt alone, without an answer; without `max_tokens`, an answer has at most 16 tokens. Raises InvalidArgument for
     unknown, wrong or contradicting fields, such as `best_of` or a KV export in a stream, and Unsupported for fields
-    that Quire lacks. `timings`: the client wants timings in the answer."""
+    that Quire lacks and for more logprobs than the router returns. `timings`: the client wants timings in the
+    answer."""
     values = check_fields(body, COMPLETION, limits.sampling_defaults(body))
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
     parsed = job_request(
@@ -73,9 +74,10 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/chat/completions and convert it to a job of one conversation. `max_completion_tokens` takes
-    precedence over `max_tokens`, and the model's own limit is the default. Raises InvalidArgument for unknown, wrong or
-    contradicting fields, such as `top_logprobs` without `logprobs`, and Unsupported for fields and content that Quire
-    lacks. `timings`: the client wants timings in the answer."""
+    precedence over `max_tokens`. Without both, the model's own limit counts or, if it has none, the context's room.
+    Raises InvalidArgument for unknown, wrong or contradicting fields, such as `top_logprobs` without `logprobs`, and
+    Unsupported for fields and content that Quire lacks and for more logprobs than the router returns. `timings`: the
+    client wants timings in the answer."""
     values = check_fields(body, CHAT, limits.sampling_defaults(body))
     top = values["top_logprobs"]
     if top and not values["logprobs"]:

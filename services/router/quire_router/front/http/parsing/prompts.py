@@ -56,8 +56,8 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
     """Convert a list of token ids to an int32 prompt. Raises InvalidArgument for another type, and for an item that is
-    not an integer from 0 to 2^31 - 1; booleans are no integers. The list is converted in slices, since the longest body
-    has two million ids. `name` is the field, for errors."""
+    not an integer from 0 to 2^31 - 1; booleans are no integers. An empty list is accepted. The list is converted in
+    slices, since the longest body has two million ids. `name` is the field, for errors."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
     column = np.empty(len(ids), np.int32)

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /inference/v1/generate, whose prompt and answer are token ids, and convert it to a job. Fields of
-    the body take precedence over those of `sampling_params`. `kv_transfer_params` may also be in `extra_args`. Without
-    `max_tokens`, the answer has at most 16 tokens. The model's own sampling defaults do not apply. Raises
-    InvalidArgument for missing, unknown, wrong or contradicting fields, and Unsupported for fields that Quire lacks.
+    the request, such as `stream` or `priority`, belong in the body and not in `sampling_params`. If the body has no
+    `kv_transfer_params`, those in `extra_args` of `sampling_params` count. Without `max_tokens`, the answer has at most
+    16 tokens. The model's own sampling defaults do not apply. Raises InvalidArgument for missing, unknown, wrong or
+    contradicting fields, and Unsupported for fields that Quire lacks and for more logprobs than the router returns.
     `timings`: the client wants timings in the answer."""
     outer = check_fields(body, GENERATE)
     values = {
@@ -52,8 +53,9 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
     """Return the `sampling_params` of a job with this limit of its answer, without values at their defaults.
-    `parse_tokens` converts them back to the same job. Raises Unsupported for best_of, for a max_tokens of 0, and for a
-    tool_choice that forces a call, because the object cannot express them."""
+    `parse_tokens` converts them back to the same sampling. Raises Unsupported for best_of, for a max_tokens of 0, and
+    if tools demand a structure (a tool_choice that forces a call, or strict tools), because the object cannot express
+    them."""
     if job.best_of > 1:
         raise unsupported("best_of", " in a request that is rendered")
     if job.prompt_only:

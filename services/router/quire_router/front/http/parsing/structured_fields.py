@@ -86,7 +86,7 @@ def structured_outputs_of(structure: StructuredOutput) -> dict[str, Any]:
 
 def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
     """Return a structure for each of vLLM's older fields that is set: guided_json, guided_regex, guided_choice and
-    guided_grammar. Raises InvalidArgument for a wrong type."""
+    guided_grammar. `guided_whitespace_pattern` applies to each. Raises InvalidArgument for a wrong type."""
     pattern = values.get("guided_whitespace_pattern") or ""
     return [
         _structured_output(kind, values[name], name, {"whitespace_pattern": pattern})
@@ -97,7 +97,8 @@ def _of_guided(values: Mapping[str, Any]) -> list[StructuredOutput]:
 
 def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
     """Return the structure of vLLM's `structured_outputs` as a list of one; empty without the field. Raises
-    InvalidArgument unless the object has exactly one kind of structure, and for an unknown `prompt_end`."""
+    InvalidArgument unless the object has exactly one kind of structure that is neither null nor false, and for unknown
+    fields, a value of a wrong type or an unknown `prompt_end`."""
     if given is None:
         return []
     values = check_fields(given, STRUCTURED_OUTPUTS)
@@ -117,8 +118,9 @@ def _of_structured_outputs(given: Mapping[str, Any] | None) -> list[StructuredOu
 
 def _of_response_format(given: Mapping[str, Any] | None) -> list[StructuredOutput]:
     """Return the structure of OpenAI's `response_format` as a list of one; empty without the field and for the type
-    `text`. Raises InvalidArgument for another type than json_object, json_schema or structural_tag, and for a missing
-    schema."""
+    `text`. A structural tag is passed on as the whole object. Raises InvalidArgument for unknown fields, for a type
+    other than text, json_object, json_schema and structural_tag, and for a schema that is missing or is no object or
+    boolean."""
     if given is None:
         return []
     values = check_fields(given, RESPONSE_FORMAT)

@@ -54,8 +54,8 @@ class RenderRequest:
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> TokenizeRequest:
     """Check a body of /tokenize, which has a conversation if it has `messages`, else a text in `prompt`. Raises
-    InvalidArgument for missing, unknown or wrong fields, and Unsupported for message parts other than text. `limits`
-    and `timings` are not used."""
+    InvalidArgument for missing, unknown or wrong fields, and Unsupported as `chat_prompt` does. `limits` and `timings`
+    are not used."""
     if "messages" in body:
         values = check_fields(body, TOKENIZE_CHAT)
         return TokenizeRequest(

@@ -72,9 +72,10 @@ class BackgroundRuns:
     def start(
         self, tenant: str, generation: Generation, document: ResponseDocument, answer: ResponsesFormat
     ) -> dict[str, Any]:
-        """Start a task that runs the generation to its end; then `answer` stores the response. Returns the running
-        response object; `show` shows it to other routers. Raises TooLarge if even the running object is larger than the
-        tenant's quota."""
+        """Start a task that runs the generation to its end and closes it. Then `answer` stores a whole answer; this
+        object stores a response that failed or was cancelled. Returns the running response object; `show` shows it to
+        other routers. Raises TooLarge if even the running object is larger than the tenant's quota; then no task runs,
+        and the caller must close the generation."""
         running = document.running()
         if len(pack_response(running)) > self.store.most_bytes(tenant):
             raise self._too_large(tenant)
@@ -129,7 +130,7 @@ class BackgroundRuns:
 
     async def _run(self, run: _Run, answer: ResponsesFormat) -> None:
         """Wait for the generation's end and close it, so that it leaves admission; then store its outcome. Meanwhile,
-        watch the shared store for marks. A failure to store is logged."""
+        watch the shared store for marks. A failure to store is logged. In the end, forget the run."""
         watch = asyncio.create_task(self._watch(run)) if self.store.shared else None
         try:
             try:
@@ -146,7 +147,8 @@ class BackgroundRuns:
 
     async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[StoreOutcome]]:
         """Wait for the whole answer. Returns the function that stores it or, if the generation failed, stores the
-        failed response. The function has not been called yet. Raises no exception of the generation."""
+        failed response. The function has not been called yet. Raises no exception of the generation; one that is no
+        QuireError is logged."""
         try:
             deltas = await whole_answers(run.generation)
             await off_loop(lambda: answer.document(deltas), heavy=run.generation.is_large, tenant=run.tenant)
@@ -161,7 +163,7 @@ class BackgroundRuns:
 
     async def _settle(self, run: _Run, keep: Callable[[], Awaitable[StoreOutcome]]) -> None:
         """Store the outcome by calling `keep`, or do what a verdict demands, and do this again if a verdict comes
-        meanwhile. While the store does not answer, try again every second. Give up, count and log after 120 s, or if
+        meanwhile. While the store does not take it, try again every second. Give up, count and log after 120 s, or if
         more than 256 responses wait for the store."""
         settled: str | None = None
         kept, until_s = StoreOutcome.KEPT, time.monotonic() + _RETRY_FOR_S
@@ -180,7 +182,8 @@ class BackgroundRuns:
 
     async def _settle_as(self, run: _Run, verdict: str, keep: Callable[[], Awaitable[StoreOutcome]]) -> StoreOutcome:
         """Delete the response if the verdict is FORGOTTEN; store it as cancelled if the verdict is CANCELLED. Otherwise
-        store the outcome, or a failed response if the outcome is too large. `keep` stores the outcome."""
+        store the outcome, or a failed response if the outcome is too large. `keep` stores the outcome. Returns what the
+        store said; NOT_NOW if it did not delete the response."""
         if verdict == FORGOTTEN:
             try:
                 await self.store.delete(run.tenant, run.document.id)

@@ -87,7 +87,8 @@ class ResponseRoutes:
     async def cancel(self, request: Request) -> Response:
         """Cancel a response that runs in the background, here or at another router, and answer with its object, then
         cancelled. A response that has ended stays as it is. Raises NotFound for an id without a response,
-        InvalidArgument for a response that is not in the background, and Unavailable if the store does not answer."""
+        InvalidArgument for a response that is not in the background, and Unavailable if the store does not answer; a
+        response that runs in this process is cancelled without the store."""
         tenant, response_id = exchange_of(request.scope).tenant, request.path_params["response_id"]
         running = self._background.running(tenant, response_id) if self._background is not None else None
         if self._background is not None and running is not None:
@@ -109,8 +110,10 @@ class ResponseRoutes:
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a stored response of the tenant, and answer that it is deleted. If it runs in the background, cancel
-        it. Raises NotFound for an id without a response, and Unavailable if the store does not answer."""
+        """Delete a stored response of the tenant, and answer that it is deleted. One that was started in the background
+        is cancelled first, as `BackgroundRuns.cancel` with `forget` does, even if it has ended. Raises NotFound for an
+        id without a response, and Unavailable if the store does not answer; the response may then be cancelled all the
+        same, and is deleted at its end."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
         if kept["background"] and self._background is not None:
@@ -129,8 +132,9 @@ class ResponseRoutes:
         send: Send,
     ) -> None:
         """Start a response in the background, let other routers see it, and answer at once with its running object.
-        Raises InvalidArgument if it would not be stored, and the errors of starting its generation. `history_json` has
-        the messages of previous responses."""
+        Raises InvalidArgument if it would not be stored, the errors of starting its generation, and TooLarge if its
+        running object is too large to be stored; the generation is then closed. Releases the memory of the body once
+        the prompts are tokenized. `history_json` has the messages of previous responses."""
         if self._background is None or not asked.store:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
@@ -189,8 +193,8 @@ class ResponseRoutes:
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
         """Return a tenant's response as its object (`response`) and its messages: the stored one, else the one that
         runs in this process. A running one has no messages yet. Raises NotFound, which names `param`, if there is
-        neither or the stored value is unreadable. Raises Unavailable if the store does not answer and the response does
-        not run here."""
+        neither or the stored value is unreadable, which is logged. Raises Unavailable if the store does not answer and
+        the response does not run here."""
         value, running = None, None
         if self._background is not None and _ID.fullmatch(response_id):
             try:

@@ -81,8 +81,8 @@ class ResponsesFormat:
 
     def _collect(self, delta: Delta) -> list[Event]:
         """Add a delta's parts to the output, and return their events, each with its name and fields. Remembers the
-        finish reason. The delta's logprobs go with its last content part. If a parsed delta has no content part, its
-        logprobs are left out."""
+        finish reason. The delta's logprobs go with its last content part. A delta that was not parsed and has no text
+        gets an empty content part for them. If a parsed delta has no content part, its logprobs are left out."""
         self._finish = delta.finish
         logprobs: list[Any] = []
         if self._wants_logprobs:
@@ -97,8 +97,9 @@ class ResponsesFormat:
         return events
 
     def _end(self) -> list[Event]:
-        """Make the ended response object from the collected items; return the last item's events. An answer without
-        items becomes an empty message."""
+        """Make the ended response object from the collected items; return the events that end the last item, whose
+        status is `incomplete` after an end by length, else `completed`. An answer without items becomes an empty
+        message, and its first events are returned too."""
         events: list[Event] = []
         if not self._items.begun:
             events += self._items.add(TextPart(PartKind.CONTENT, -1, ""), [])[:-1]

@@ -57,8 +57,8 @@ class AskedResponse:
 def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> AskedResponse:
     """Check a body of /v1/responses, and convert it to a job and to the fields that the response object echoes. A
     response is stored unless `store` is false. Raises InvalidArgument for missing, unknown or wrong fields. Raises
-    Unsupported for a stream in the background, and for tools, items and parts that Quire lacks. `timings` is not
-    used."""
+    Unsupported for a stream in the background, for fields, tools, items and parts that Quire lacks, and for more
+    logprobs than the router returns. `timings` is not used."""
     values = check_fields(body, RESPONSES, limits.sampling_defaults(body))
     of_output_format(check_fields(values["text"] or {}, RESPONSE_TEXT)["format"], "text.format")
     check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
@@ -89,7 +89,8 @@ def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> ParsedRequest:
     """Make the job of a response from checked values and its messages. `reasoning.effort` goes to the chat template;
-    the truncation `auto` shortens a prompt that is too long. Logprobs are computed if `include` names them. Raises the
+    the truncation `auto` shortens a prompt that is too long. `max_output_tokens` may be more than the context has room
+    for. Logprobs are computed if `include` names them, and `top_logprobs` counts only then. Raises the
     InvalidArgument and Unsupported of `_tools`, `tools_of`, `of_output_format` and `job_request`."""
     kwargs = dict(values["chat_template_kwargs"] or {})
     effort = (values["reasoning"] or {}).get("effort")

@@ -204,9 +204,9 @@ class RedisStore:
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, wait: bool = False) -> StoreOutcome:
         """Store a value for its lifetime. Without `wait`, the call returns after at most 40 ms, because a client waits
-        for its answer; a slower write goes on, and the result is KEPT. A value that is too large is counted and not
-        stored. NOT_NOW: pending writes leave no room, or Redis failed; the store counts this, and logs a failure, only
-        without `wait`."""
+        for its answer; a slower write goes on, and the result is KEPT. TOO_LARGE: the value exceeds what the tenant may
+        store; it is counted and not stored. NOT_NOW: pending writes leave no room, or Redis failed; the store counts
+        this, and logs a failure, only without `wait`."""
         if len(value) > self.most_bytes(tenant):
             metrics.responses_dropped.labels("too_large").inc()
             return StoreOutcome.TOO_LARGE
