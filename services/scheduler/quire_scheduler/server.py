@@ -76,8 +76,9 @@ class SchedulerService:
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:
-        """Cancel the tasks and wait for them, send the remaining KV events, give the kvstore's leases back and close
-        all channels."""
+        """Cancel the tasks and wait for them, send the KV events that the publisher has taken, give the kvstore's
+        leases back and close all channels. An error by which a task ended is ignored here. Requests that still run end
+        without a word to their sessions."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

@@ -45,8 +45,9 @@ class Admission:
 
     def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
         """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free.
-        Returns their Starts for the next Grant. Without `may_start`, no request is started. Before the starts, requests
-        that were set aside return to the queue if they may pull now."""
+        Returns their Starts for the next Grant. Without `may_start`, requests are taken from the policy and looked up,
+        but none is started. Otherwise, before the starts, requests that were set aside return to the queue if they may
+        pull now."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -69,8 +70,8 @@ class Admission:
     def _make_ready(self, most: int, now: float) -> None:
         """Take requests from the queue policy, until as many requests wait for a slot as slots are free for them, those
         included that were taken before. `most` is the number of slots that may be held in all. At least one request may
-        wait, and 4 more if there is a kvstore. A request that comes before all that are READY or PULLED is taken in any
-        case.
+        wait, and 4 more if there is a kvstore. A request whose order key is below those of all READY and PULLED
+        requests, of which there is one at least, is taken in any case (see `PendingQueue.next_queued`).
 
         Each request is looked up in the kvstore, or made READY at once if a lookup is not wanted or would find nothing.
         `now`, in seconds, is the time at which the lookup begins.
@@ -94,8 +95,9 @@ class Admission:
 
     def _start_requests(self, most: int, now: float) -> list[Start]:
         """Start requests from the queue's head until slots, pages, or the bytes and control values of one Grant run
-        out. `most` is the number of slots that may be held in all. Returns the Starts. If the head has a ticket, it
-        takes pages and begins to pull instead; if its pages must be looked up, it goes back to LOOKUP."""
+        out, which a single start may exceed. `most` is the number of slots that may be held in all. Returns the Starts.
+        If the head has a ticket, it takes pages and begins to pull instead; if its pages must be looked up, it goes
+        back to LOOKUP."""
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
@@ -127,8 +129,8 @@ class Admission:
 
     def _begin_pull(self, request: Request, now: float) -> bool:
         """Let the queue's head, which has a ticket, take its pages and begin to pull. If requests without a slot hold
-        too many pages already, the head is set aside instead. Returns False if pages are lacking; then the head and
-        all requests behind it wait."""
+        too many pages already, the head is set aside instead. Returns False if pages are lacking, and notes this; then
+        the head and all requests behind it wait."""
         replica = self._replica
         # Promised pages are not shared: their request may never fill them, and the worker does not tell a request
         # without a slot.
@@ -152,10 +154,10 @@ class Admission:
         return self._replica.cache.match(request)
 
     def _pages_to_start(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
-        """Return how many pages to start the request with, including those of `hit`: as many as its lead needs, or
-        fewer if pages are short, but enough for its known tokens. 0: the request cannot start now. A request that is
-        started beyond the policy's `rows` needs pages for its whole lead, and the prompt tokens of such requests are
-        limited. Notes whether the head lacks pages."""
+        """Return how many pages to start the request with, including those of `hit`: as many as its lead and the
+        policy's slack need, or fewer if pages are short, but enough for its known tokens. 0: the request cannot start
+        now. A request that is started beyond the policy's `rows` needs pages for its whole lead, and the prompt tokens
+        of such requests are limited. Notes whether the head lacks pages, unless those prompt tokens keep it back."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
@@ -202,7 +204,7 @@ class Admission:
 
     def _note_stuck(self, lacking: int, head: Request, now: float) -> None:
         """Note that the queue's head lacks `lacking` pages. If no slot is held, `holdings` may take pages back from
-        pulls and transfers."""
+        pulls and transfers; otherwise the head does not count as stuck, because running sequences will free pages."""
         self._replica.expected_wait.note_pages(lacking=True)
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
@@ -236,7 +238,8 @@ class Admission:
 
     def _give_slot(self, request: Request, ceiling: int, now: float) -> Start:
         """Give the request a slot and return its Start. At its first start, its session is told that the request is
-        admitted; for a prefill-only request, the note has a ticket."""
+        admitted. A prefill-only request begins its transfer, or goes on with it at a later start; the note has the
+        transfer's ticket, if there is one."""
         replica = self._replica
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)

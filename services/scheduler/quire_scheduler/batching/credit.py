@@ -48,8 +48,8 @@ class Credit:
         self._steps = 0.0
 
     def may_grant(self) -> bool:
-        """Whether fewer Grants are in flight than the lead has steps (or _LEAST_IN_FLIGHT, if that is more), so that a
-        worker that hangs is not flooded."""
+        """Whether fewer Grants are in flight than the lead has steps (or than 8, if that is more), so that a worker
+        that hangs is not flooded."""
         return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
 
     def lead(self) -> int:

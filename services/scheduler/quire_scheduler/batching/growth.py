@@ -113,9 +113,9 @@ class Growth:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Allocate the `missing` pages of the active slots, lowest order key (the oldest) first, add them to the plan,
-        and charge the tenants for the positions. Returns the slots that got none: the first one whose pages are not
-        free, and all after it."""
+        """Allocate the `missing` pages of the active slots, lowest order key (the oldest) first, raise the slots'
+        capacity, add the pages to the plan, and charge the tenants for the positions. Returns the slots that got none:
+        the first one whose pages are not free, and all after it."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]

@@ -65,7 +65,7 @@ class Lockstep:
 
     def reported(self, report: Report) -> None:
         """Allow the next Grant if the Report tells of the last Grant's step, or says that the last Grant was applied
-        and nothing runs."""
+        and nothing runs. Records what `worth_a_step` returns."""
         self._progress |= bool(report.steps or len(report.moved_id))
         stepped = report.steps and int(report.step_applied[-1]) >= self._outstanding
         # The Grant was applied and nothing runs. If its step is about to launch, it does no harm to send the next Grant

@@ -44,7 +44,8 @@ class ExpectedWait:
     def _slot_wait_s(self, ahead: float) -> float:
         """Return the seconds until a slot is free for a request with `ahead` requests before it. By Little's law, slots
         become free at the number of running sequences divided by the mean time of a sequence in its slot. As many
-        sequences run as the replica has rows, or fewer if pages are lacking."""
+        sequences run as the replica has rows, or as hold slots, if these are more; while pages are lacking, only those
+        in slots. If rows are free for it and all before it, the wait is 0."""
         started = self._slots.num_active
         running = started if self._page_bound and started else max(self._rows, started)
         to_leave = ahead + 1 - (running - started)

@@ -105,8 +105,9 @@ class Lifecycle:
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
         """Handle a slot that the worker ended because it lost the slot's pages. A STARTED request leaves the slot and
         is READY again at once; its transfer is suspended, and the caches forget its pages. The fourth such loss fails
-        the request with Internal. If the request waited for pages that another request was to fill, the loss does not
-        count against it and no page is suspect."""
+        the request with Internal. Otherwise, for a request that has left its slot already, the loss is only counted. If
+        the request waited for pages that another request was to fill, the loss does not count against it and no page is
+        suspect."""
         awaited = self._replica.cache.awaits(request)
         self._replica.stats.lost_pages()
         if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:
@@ -209,9 +210,10 @@ class Lifecycle:
         replica.pools.take_back(request, fence)
 
     def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:
-        """Return the index of the first page of the request that the worker's error may have damaged; None: no page. A
-        client's mistake damages no page. A step that raised may have damaged only the pages that it was about to
-        write. After any other error, such as logits that are not numbers, all pages are suspect."""
+        """Return the index of the first page of the request that the worker's error may have damaged; None: no page. An
+        error that is not Internal, such as a client's mistake, damages no page. A step that raised may have damaged
+        only the pages that it was about to write. After any other error, such as logits that are not numbers, all pages
+        are suspect."""
         if not isinstance(error, Internal):
             return None
         if error.code not in _RAISED:

@@ -214,8 +214,9 @@ class OutputProcessor:
                 rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:
-        """Handle the first token of each of these slots since its request was started. Record the time, name the
-        prompt's pages, count the prompt's tokens by the source of their KV, and offer full pages to the kvstore."""
+        """Handle the first token of each of these slots since its request was started. The slot no longer counts as
+        prefilling. Record the time, name the prompt's pages, count the prompt's tokens by the source of their KV, and
+        offer full pages to the kvstore."""
         replica = self._replica
         for slot in first:
             request = replica.slots.holder[slot]
@@ -274,7 +275,7 @@ class OutputProcessor:
     def _handle_errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
         """Handle errors of slots without a row: the worker refused a start, or a waiting sequence will not get its
         pages. An error of a slot without a holder is ignored. If the error may belong to the slot's former sequence,
-        the present one is preempted and tried again."""
+        the present one is preempted and tried again, or fails at last (see `Lifecycle.ambiguous_error`)."""
         slots = self._replica.slots
         for slot, error in errors:
             request = slots.holder[slot] if 0 <= slot < slots.num_slots else None

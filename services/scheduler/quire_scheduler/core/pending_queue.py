@@ -104,7 +104,8 @@ class PendingQueue:
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
         """Remove and return the policy's next request, or None if it has none. Also None if `count_before_slot` is
-        `ahead` or more, unless the next request's order key is lower than that of every READY or PULLED request."""
+        `ahead` or more, unless the policy knows the next request's order key, there is a READY or PULLED request, and
+        the key is below all of theirs."""
         if self.count_before_slot(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
@@ -113,7 +114,7 @@ class PendingQueue:
 
     def look_up(self, request: Request, now: float) -> None:
         """Move the request, which comes from the policy or is the first READY one, to LOOKUP, where it waits for the
-        kvstore's answer."""
+        kvstore's answer. A READY one is noted as looked up again, so that pages are kept back for it."""
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)

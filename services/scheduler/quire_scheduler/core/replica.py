@@ -121,6 +121,7 @@ class Replica:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
 
     def _evicted(self, group: int, pages: Sequence[int]) -> None:
-        """Count the evicted pages, and remove their names."""
+        """Count those evicted pages that the kvstore lacks (see `offload.evicted`), and remove the names of all of
+        them."""
         self.kv.offload.evicted(group, [digest for digest, _ in self.names.of(group, pages)])
         self.names.forget(group, pages)

@@ -141,8 +141,9 @@ class Request:
         return len(self.sequence.prompt_ids) + len(self.output)
 
     def ids(self, first: int, end: int) -> NDArray[np.int32]:
-        """Return the token ids at positions `first` to `end` (exclusive). Position 0 is the prompt's first token; the
-        output follows the prompt."""
+        """Return the token ids at positions `first` to `end` (exclusive). Position 0 is the prompt's first token;
+        the output follows the prompt. Tokens that are still in the slot table (see `SlotTable.settle_output`) are
+        left out."""
         prompt, length = self.sequence.prompt_ids, self.prompt_len
         if end <= length:
             return prompt[first:end]

@@ -56,8 +56,8 @@ class RequestChecks:
     def check_request(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
         """Raise the QuireError that refuses the request: Unavailable if the replica drains, InvalidArgument if the
         request can never run here, DeadlineExceeded if its deadline has passed. Raise Overloaded if the queue or the
-        tenant's part of it is full, or if the request would wait too long. A request with output of an earlier attempt
-        is not refused for its wait. `deadline_s` is in seconds of the same clock as `now`."""
+        tenant's part of it is full, or if the request would wait too long. A request with output ids, as of an earlier
+        attempt, is not refused for its wait. `deadline_s` is in seconds of the same clock as `now`."""
         if self.draining:
             raise draining_error()
         self._check_sequence(sequence)

@@ -20,7 +20,8 @@ _RETRY_S = 1.0
 
 
 def takes(role: str, transfer: KvTransfer) -> bool:
-    """Whether a replica of this role is meant for requests with this transfer."""
+    """Whether a replica of this role is meant for requests with this transfer: `both` for all, `prefill` for those that
+    are prefill-only, `decode` for all others."""
     return role == BOTH or transfer.prefill_only == (role == PREFILL)
 
 

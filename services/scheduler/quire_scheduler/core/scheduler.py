@@ -123,7 +123,8 @@ class Scheduler:
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
         """Pass a handover (a ticket, tokens, or the news that nothing will come) to the request that awaits it. It is
-        ignored if there is no such request or the request awaits none."""
+        ignored if there is no such request, if the request was submitted without `await_handover`, or if it is no
+        longer in the pending queue."""
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
@@ -134,7 +135,8 @@ class Scheduler:
             self._handovers.end(request, now)
 
     def abort(self, session: int, handle: int, now: float) -> bool:
-        """End a request; its session gets a row with reason ABORT. Returns False if the request has ended already."""
+        """End a request; its session gets a finished note and a row with reason ABORT. Returns False if the request has
+        ended already."""
         request = self._replica.requests.get((session, handle))
         if request is None:
             return False
@@ -150,8 +152,9 @@ class Scheduler:
         return True
 
     def abort_session(self, session: int, now: float) -> int:
-        """Abort all requests of a session whose router has left, release its transfers (except those whose lease a
-        client asked for), and drop its outputs. Returns the number of aborted requests."""
+        """Abort all requests of a session whose router has left, drop its outputs, and end its transfers: those of the
+        aborted requests as failed, the others as released, except those whose lease a client asked for. Returns the
+        number of aborted requests."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)

@@ -80,12 +80,12 @@ class Stats:
         self.prefix_hits += found
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count the first start of a request."""
+        """Count the tokens of a prompt, and those among them that need not be computed, at a request's first start."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
     def preempted(self, *, swapped: bool) -> None:
-        """Count a running request that lost its slot."""
+        """Count a running request that lost its slot and will start again, and whether its pages were swapped."""
         self.preemptions += 1
         self.swaps += swapped
 
@@ -106,7 +106,7 @@ class Stats:
         self.lookups_spared += 1
 
     def lookup_failed(self) -> None:
-        """Count a lookup that the kvstore did not answer in time."""
+        """Count a lookup that failed, or that the kvstore did not answer in time."""
         self.lookups_failed += 1
 
     def looked_up(self, tokens: int, found: int) -> None:
@@ -120,7 +120,8 @@ class Stats:
         self.offload_failed += failed
 
     def store_dropped(self, pages: int) -> None:
-        """Count pages that were not stored for lack of room."""
+        """Count pages that were not stored when their request gave them up, for lack of room or because they may not be
+        sound yet."""
         self.offload_dropped += pages
 
     def store_missed(self, pages: int) -> None:

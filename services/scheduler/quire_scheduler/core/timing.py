@@ -85,8 +85,9 @@ class Timing:
         self._run_token_s, self._run_output = now, output
 
     def stopped(self, now: float, output: int) -> None:
-        """Note that the request lost or left its slot. The time since its first token is added to decode; if no token
-        had come, the time since its start is added to prefill. The request waits from now on."""
+        """Note that the request lost or left its slot, with `output` tokens in all. The time since the first token of
+        this run, and the tokens since, are added to decode. If this run had no token, the time since its start is added
+        to prefill; if the request had not started, nothing is. The request waits from now on."""
         if self._run_token_s:
             self._add("decode", now - self._run_token_s, output - self._run_output)
         elif self._run_s:
@@ -95,7 +96,8 @@ class Timing:
         self.waiting_since_s = now
 
     def preempted(self, now: float) -> None:
-        """Note that the request lost its slot for lack of pages."""
+        """Record the time at which the request lost its slot, for lack of pages or after an error that it may
+        survive."""
         self.preempted_s = (*self.preempted_s, now)
 
     def finished(self, now: float) -> None:

@@ -39,8 +39,9 @@ class Handovers:
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
         """Apply a handover, which brings tokens, a ticket or the end of waiting, and let the request go on if it has
         what it needs. Only the first tokens and the first ticket count. `give_up`: the request awaits nothing more, and
-        its pull ends. A handover is ignored if the request was submitted without `await_handover`, or no longer waits
-        for a slot. If the request could not go on after the tokens, it fails."""
+        its pull is given up (see `Pulls.give_up`). A handover is ignored if the request was submitted without
+        `await_handover`, or is no longer in the pending queue. If the request could not go on after the tokens, it
+        fails, and the rest of the handover is ignored."""
         if not request.transfer.await_handover or not request.waits:
             return
         # Later tokens belong to a prefill attempt that this side did not wait for.
@@ -58,7 +59,8 @@ class Handovers:
         self._go_on(request)
 
     def end(self, request: Request, now: float) -> None:
-        """Let a request go on without the handover that it awaits, because none can come any more."""
+        """Let a request go on without the handover that it awaits, because none can come any more. If it awaits
+        nothing, nothing happens."""
         if self._records.is_awaited(request):
             self.arrived(request, Handover(give_up=True), now)
 
@@ -81,7 +83,7 @@ class Handovers:
     def _go_on(self, request: Request) -> None:
         """Let the request go on if it has what it waited for. A PULLING request's pull is settled. A parked request
         with a ticket to pull by returns to the queue. A request that is ASIDE without a ticket returns if it awaits
-        nothing more."""
+        nothing more. In any other state, nothing happens."""
         waiting = self._replica.waiting
         if request.state is State.PULLING:
             self._replica.pulls.settle_pull(request)

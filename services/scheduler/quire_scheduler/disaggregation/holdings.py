@@ -51,8 +51,9 @@ class Holdings:
 
     def reclaim_if_stuck(self, lacking: int, head: Request, now: float) -> None:
         """Note that the queue's head lacks pages and that nothing runs that could free them. When that has lasted for 1
-        s, take `lacking` pages, less those that are coming anyway, back from pulls and transfers. A prefill-only head
-        waits for the time of a lease, since ending earlier prefills for it would waste them."""
+        s, this call and each later one take `lacking` pages, less those that are coming anyway, back from pulls and
+        transfers, but none from the head's own pull. A prefill-only head waits for the time of a lease, since ending
+        earlier prefills for it would waste them."""
         patience_s = self._lease_s if head.prefill_only else PATIENCE_S
         if self._stuck_since_s is None:
             self._stuck_since_s = now

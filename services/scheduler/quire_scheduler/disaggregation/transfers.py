@@ -130,7 +130,8 @@ class Transfers:
             self._moves.cancel_moves(transfer.exports)
 
     def abandon_transfer(self, request: Request) -> None:
-        """End the transfer of a request that leaves before its pages are filled."""
+        """End, as failed, the transfer of a request that leaves before its pages are filled; nothing happens if it has
+        none."""
         if transfer := self._computing.get(request.uid):
             self._end(transfer, End.FAILED)
 
@@ -166,7 +167,7 @@ class Transfers:
         return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
 
     def reclaim_pages(self, transfer: Transfer) -> None:
-        """End a transfer because its pages are needed here."""
+        """End a transfer, as failed, because its pages are needed here."""
         self._end(transfer, End.FAILED)
 
     def expire_leases(self, now: float) -> None:
@@ -180,13 +181,14 @@ class Transfers:
         self._next_expiry_s = min((t.expires_s for t in waiting if t.expires_s > now), default=float("inf"))
 
     def end_all(self) -> None:
-        """End all transfers, since the replica stops or has lost its worker."""
+        """End all transfers as failed, since the replica stops, has lost its worker or takes a role without them."""
         for transfer in list(self._open.values()):
             self._end(transfer, End.FAILED)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every transfer has exports, or a request that will start again and be exported
-        anew."""
+        """Raise AssertionError unless every transfer has exports, or is suspended because its request will start again
+        and be exported anew. Each export must be in flight, and the records by request and by export must agree with
+        the open transfers."""
         exports = {export for transfer in self._open.values() for export in transfer.exports}
         require(exports == self._by_export.keys(), "an export is of no transfer")
         flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.EXPORT}
@@ -208,8 +210,9 @@ class Transfers:
         return transfer
 
     def _ticket(self, request: Request, lease_s: float) -> Ticket:
-        """Make a ticket for the request's pages. It has the names of the full pages, the name of the last page if that
-        is not full, the worker's address, a new key and the lease."""
+        """Make a ticket, with a new id and key, for the pages of the request's known tokens. It has the names of the
+        full pages, the name of the last page if that is not full, the page layout, the worker's epoch, host and
+        addresses, and the lease. The request's full pages get their hashes if they had none."""
         geometry, known = self._hello.model.pages, request.known_len
         identify(request, geometry.page_size)
         whole = known // geometry.page_size

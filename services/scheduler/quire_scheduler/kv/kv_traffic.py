@@ -150,7 +150,7 @@ class KvTraffic:
         """Whether to look up, before a start, the request's pages after the `local` ones that the device has. No lookup
         is made without a kvstore, for a short prompt, or for a request that does not read caches. None is made if only
         the page of the last token follows, or after 8 lookups since the last start, or after a failed one. None is made
-        while the circuit breaker is open, or if the kvstore's copy of any of these pages may be damaged."""
+        while the circuit breaker permits no try, or if the kvstore's copy of any of these pages may be damaged."""
         search = self._search_of(request)
         return (
             self.enabled
@@ -165,9 +165,9 @@ class KvTraffic:
 
     def is_lookup_needless(self, request: Request, local: int) -> bool:
         """Whether the lookup of a new request would find nothing: its router follows the kvstore, and at most 1 s ago
-        knew of no holder of more than the `local` pages. False if this scheduler itself has stored the next page, since
-        the router may not know that yet. False also if the request was swapped or its pull was incomplete. The caller
-        has checked `wants_lookup`."""
+        knew of no holder of more than the `local` pages. False if this scheduler knows that the kvstore has the next
+        page or is being given it, since the router may not know that yet. False also if the request was swapped or its
+        pull was incomplete. The caller has checked `wants_lookup`."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
@@ -177,8 +177,9 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Add to `effects` a lookup of the request's pages after the first `local`, at most 8192, with the time that
-        computing them would take. The circuit breaker begins a try, and the lookup counts for the limit of 8."""
+        """Add to `effects` a lookup of the request's pages after the first `local`, at most 8192 and without the page
+        of its last token, with the time that computing them would take. The circuit breaker begins a try, the lookup
+        counts for the limit of 8, and none is due any more. The caller has checked `wants_lookup`."""
         self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
@@ -187,9 +188,11 @@ class KvTraffic:
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
-        """Record the kvstore's answer to a lookup, or its failure, for the circuit breaker, the counts and the
-        knowledge of the kvstore's content. Found pages stay pinned until the request starts and loads them. The leases
-        are released at once if the request has left or nothing was found."""
+        """Take the kvstore's answer to a lookup, or its failure. A failure is noted for the circuit breaker and
+        counted; an answer for the breaker, the measured time of lookups and `watched_boot_id`. Unless the request has
+        left, either is added to its timing and the counts of tokens; an answer updates what is known of the kvstore's
+        content, and after a failure the request is not looked up again. Found pages stay pinned until the request loads
+        them, leaves or abandons them. The leases are released at once if the request has left or nothing was found."""
         if result.failed:
             self._breaker.failed()
             self._stats.lookup_failed()
@@ -253,10 +256,10 @@ class KvTraffic:
         return end
 
     def swap_pages(self, request: Request) -> bool:
-        """Decide whether to load a preempted request's pages when it resumes, rather than compute them: only if a
-        lookup is wanted, the unstored pages have room, and storing and loading is measured to be quicker. If so, store
-        the pages that the kvstore lacks, have the request looked up before its next start, and return True; else return
-        False."""
+        """Decide whether to load a preempted request's pages when it resumes, rather than compute them: only if it has
+        full computed pages, a lookup is wanted, the unstored pages have room, and storing and loading is measured to be
+        quicker. If so, store the pages that the kvstore lacks, have the request looked up before its next start, and
+        return True; else return False."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False
@@ -293,7 +296,7 @@ class KvTraffic:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each answer belongs to a READY request, each record to a request that has not
-        ended, and each lease is held once."""
+        ended, and each lease is held once and not released. Checks the stores too."""
         requests = list(requests)
         ready = {request.uid for request in requests if request.state is State.READY}
         require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")
@@ -321,9 +324,9 @@ class KvTraffic:
             self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a load. Release its lease, name the pages that arrived, and note that the kvstore lacks the
-        others. If the request still holds these pages, the missing ones no longer count as cached, and it computes
-        them."""
+        """Handle the end of a load. Release its lease, count and name the pages that arrived, and note that the kvstore
+        lacks the others. If the request still holds these pages, the load is added to its timing; the missing pages no
+        longer count as cached, and it computes them."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])

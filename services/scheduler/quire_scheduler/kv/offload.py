@@ -106,10 +106,10 @@ class Offload:
 
     def store_new_pages(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """Store the request's computed pages that the kvstore lacks, if at least `least` pages are new since the last
-        offer. Under the policy `selective`, only pages that a second request uses are stored. Returns False if there is
-        no room to store all of them now; then as many as fit are stored if these are at least `least`, and the rest is
-        offered again later. Does nothing and returns True if the policy does not store early or the prompt is too
-        short."""
+        offer. Under the policy `selective`, only the pages up to the last one that a second request uses are stored.
+        Returns False if there is no room (see `_room`) to store all of them now; then as many as fit are stored if
+        these are at least `least`, and the rest is offered again later. Does nothing and returns True if fewer pages
+        are new, the policy does not store early, or the prompt is too short."""
         first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
@@ -187,9 +187,9 @@ class Offload:
             self._stats.store_missed(sum(digest not in self._known for digest in hashes))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew. For the
-        circuit breaker, the store has failed if no page arrived. If all arrived, pages that `look_ahead` found no room
-        for are examined again."""
+        """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew; both
+        are counted. For the circuit breaker, the store has failed if no page arrived. If all arrived, pages that
+        `look_ahead` found no room for are examined again."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else
@@ -214,7 +214,7 @@ class Offload:
 
     def note_boot_id(self, boot_id: int) -> None:
         """Note the kvstore's boot id; 0 (unknown) is ignored. If it has changed, the kvstore has restarted and may have
-        lost pages, so all that is known of its content is forgotten."""
+        lost pages, so all that is known of its content is forgotten, and the quarantine is emptied."""
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
@@ -232,8 +232,9 @@ class Offload:
 
     def quarantine(self, hashes: Sequence[bytes]) -> None:
         """Quarantine the kvstore's pages with these hashes: they may be damaged, because their sequence ended by an
-        error. They are not loaded until they have been stored again. Only the latest 65,536 hashes are remembered. Does
-        nothing under the policy `off`."""
+        error. They may be stored anew. A request with such a page, unless the device has the page, is not looked up
+        until a new store of the page begins or the kvstore has restarted. Only the latest 65,536 hashes are remembered.
+        Does nothing without a kvstore or under the policy `off`."""
         if not self.enabled:
             return
         self.forget(hashes)
@@ -271,7 +272,7 @@ class Offload:
     def _room(self, share: int) -> int:
         """Return how many more pages may be on their way to the kvstore, if stores may hold one `share`-th of all pages
         (in a small pool 16, or half of it if that is less). Returns 0 if too many stores are in flight or the circuit
-        breaker is open. While the breaker tries whether stores work again, a single move must hold all pages."""
+        breaker permits no try. While the breaker tries whether stores work again, a single move must hold all pages."""
         moves, pools = self._moves, self._pools
         if moves.stores + pools.groups > self._max_stores or not self._breaker.can_try():
             return 0
@@ -306,8 +307,8 @@ class Offload:
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a
-        prefix is evicted first). A chain begins with its parent page if that is among the pages too. A chain of which
-        any page is not on the device in every KV group is left out."""
+        prefix is evicted first). A chain begins with its parent page if that one, which the kvstore has, comes right
+        after it in this order. A chain of which any page is not on the device in every KV group is left out."""
         names, known = self._names, self._known
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):

@@ -138,9 +138,10 @@ class PageAllocator:
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """Drop one reference to each page. When this fence and those of earlier releases have passed, pages without a
-        reference become idle if their content is kept, else free; a page that a move reads waits for the end of the
-        move too. Of these idle pages, the last one in the list is evicted first."""
+        """Drop one reference to each page, which must have one (AssertionError otherwise). When this fence and those of
+        earlier releases have passed, pages without a reference become idle if their content is kept, else free; a page
+        that a move reads waits for the end of the move too. Of these idle pages, the last one in the list is evicted
+        first."""
         if not pages:
             return
         at = np.array(pages)

@@ -131,8 +131,9 @@ class PageMoves:
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
         """Settle the moves whose end the worker has reported: call their owners, then release their pages. Unknown ids
-        are ignored. Returns the bytes that arrived and the longest time, for each kind of move; pulls from the same
-        host and from others count as two kinds."""
+        are ignored. All pages of a move have arrived unless it failed; then its first `pages` have. Returns the bytes
+        that arrived and the longest time, for each kind of move; pulls from the same host and from others count as two
+        kinds."""
         carried = dict[tuple[MoveKind, bool], Carried]()
         for end in ends:
             move = self._moves.pop(end.id, None)
@@ -165,7 +166,8 @@ class PageMoves:
         return list(self._moves.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if counts disagree with the moves in flight."""
+        """Raise AssertionError if the counts of stores and of their pages disagree with the moves in flight, or if the
+        next Grant would carry a move that has ended."""
         stores = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.STORE}
         require(stores == self._began_s.keys(), "stores were miscounted")
         pages = sum(len(self._moves[move_id].pages) for move_id in stores)
@@ -178,7 +180,8 @@ class PageMoves:
         return [(move.group, move.pages) for move in self._moves.values() if (move.kind in _WRITES) == written]
 
     def _release(self, move_id: int, move: Move) -> None:
-        """Release the pages of a move that has ended: drop its references, or end its loan."""
+        """Release the pages of a move that has ended: drop its references, or end its loan. A store's pages are no
+        longer counted as on their way."""
         if move.kind in _WRITES:
             self._pools.release(move.group, move.pages)
         else:

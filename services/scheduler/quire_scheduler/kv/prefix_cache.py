@@ -117,8 +117,8 @@ class PrefixCache:
 
     def computed(self, request: Request, positions: int) -> None:
         """Note that the request's pages hold the KV of its first `positions` positions. Pages that have become full get
-        their names, their promises are removed, and the request awaits no promised page any more. Nothing happens if no
-        further page has become full."""
+        their names, their promises are removed, and the request awaits no promised page any more. If the cache is off,
+        only the number of full pages is noted. Nothing happens if no further page has become full."""
         end = min(positions // self._pools.page_size, len(request.hashes))
         first = self.ready_pages(request)
         if end <= first:
@@ -132,7 +132,7 @@ class PrefixCache:
     def loaded(self, request: Request, group: int, first: int, pages: Sequence[int], arrived: int) -> None:
         """Handle the end of a load for the request, which may have left: name the first `arrived` pages. The promise of
         each other page passes to the oldest request that holds the page, since that one computes it; if no request
-        holds the page, its promise is removed."""
+        holds the page, its promise is removed. Nothing happens if the cache is off."""
         if not self.enabled:
             return
         self._loading[group].difference_update(pages)
@@ -154,7 +154,8 @@ class PrefixCache:
     def leave(self, request: Request, positions: int) -> None:
         """Handle a request that is releasing its pages. Name the pages that its `positions` computed tokens fill.
         Withdraw the promises of pages that it has not filled and no load will fill, and the promises of requests that
-        wait for these pages."""
+        wait for these pages. If the cache is off, only the number of full pages is noted, and without `identifies`,
+        nothing is."""
         if not self._identifies:
             return
         identify(request, self._pools.page_size)
@@ -219,8 +220,9 @@ class PrefixCache:
                         require(writers.setdefault(page, request) is request, f"page {page} has two writers")
 
     def _find(self, request: Request) -> Hit:
-        """Return the longest prefix of which every KV group has all pages, each named or promised. The page of the last
-        token is never part of it."""
+        """Return the longest prefix of which every KV group has all pages, each named or promised; `ready` of the hit
+        counts the leading pages that are named in every group. The page of the last token is never part of it. The
+        request's hashes are extended first."""
         identify(request, self._pools.page_size)
         most = ready = most_hits(request, self._pools.page_size)
         tables = list[list[int]]()
@@ -239,8 +241,8 @@ class PrefixCache:
         return Hit(tuple(table[:most] for table in tables), min(ready, most))
 
     def _name(self, request: Request, group: int, first: int, pages: Sequence[int]) -> None:
-        """Name the pages, which hold their content. The first is page `first` of the request. Keep the content of the
-        pages that got a name, and remove their promises."""
+        """Name the pages, which hold their content. The first is page `first` of the request. Only the content of pages
+        that got a name is kept: another page may have the name already. The promises of all these pages are removed."""
         if not pages:
             return
         size, end = self._pools.page_size, first + len(pages)

@@ -59,7 +59,8 @@ class Lane:
 
     def add_ended_batch(self, amount: int, longest_us: int, now: float) -> None:
         """Add a batch of moves that one Report told of. Its time is that of its longest move, but at most the time
-        since the last batch. A batch that took no time is ignored."""
+        since the last batch. A batch that took no time does not count for the rate, but the time of the next one is
+        measured from it."""
         seconds = longest_us / 1e6
         if self._last_s:
             seconds = min(seconds, now - self._last_s)
@@ -81,8 +82,8 @@ class ResumeCost:
 
     def measure_steps(self, report: Report) -> None:
         """Measure the speed of prefill by the steps of a Report; a Report without the times of its steps is ignored.
-        Steps without prefill measure the time of decoding, which is subtracted from steps that do both; at least a
-        tenth of their time counts as prefill."""
+        Steps without prefill measure the time of decoding, which is subtracted from steps that prefill and have more
+        than one row; at least a tenth of their time counts as prefill."""
         if len(report.timing) != report.steps:
             return
         columns = (report.timing, report.step_prefill_tokens.tolist(), report.step_rows.tolist())

@@ -58,7 +58,9 @@ class KvStore(Protocol):
 
 
 class Engine:
-    """The engine of one replica. It outlives the epochs of its worker."""
+    """The engine of one replica. It outlives the epochs of its worker. After each change that no Report made, such as a
+    submit or an abort, it starts the core's lookups and releases and wakes the worker's link, which sends Grants and
+    delivers the outputs."""
 
     def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None, instance: str = "") -> None:
         self.config = config
@@ -92,7 +94,8 @@ class Engine:
 
     @property
     def phase(self) -> str:
-        """The replica's phase: loading, ready, draining or failed."""
+        """The replica's phase: loading, ready, draining or failed. A replica that drains says so only in place of
+        ready."""
         drains = self.draining or self._worker_drains or self._leaving
         return _DRAINING if drains and self._phase == _READY else self._phase
 
@@ -161,9 +164,9 @@ class Engine:
         held_tokens: int | None = None,
     ) -> None:
         """Give a request to the core, with its own trace span. `held_tokens` is the number of leading tokens whose
-        pages some replica or kvstore has, according to the router; None: the router did not say. Raises Unavailable if
-        there is no worker, and the QuireError by which the role or the core refuses the request; such a refusal is
-        counted."""
+        pages some replica or kvstore has, according to the router; None: the router did not say. The context's deadline
+        is of the monotonic clock. Raises Unavailable if there is no worker, and the QuireError by which the role or the
+        core refuses the request; such a refusal is counted."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
@@ -178,7 +181,8 @@ class Engine:
         self._changed()
 
     def hand_over(self, session: int, handle: int, handover: Handover) -> None:
-        """Pass a handover to the request that awaits it. A request that awaits none ignores it."""
+        """Pass a handover to the request that awaits it (see `Scheduler.hand_over`). Without a worker, nothing
+        happens."""
         if self.core is not None:
             self.core.hand_over(session, handle, handover, now_s())
             self._changed()
@@ -265,8 +269,8 @@ class Engine:
         return grant
 
     def flush(self) -> None:
-        """Deliver the outputs to their sessions; a session whose sink takes no more is closed. Outputs of unknown
-        sessions are dropped. If the core is idle or there is none, wake the tasks that wait for that."""
+        """Deliver the outputs to their sessions; a session whose sink takes no more is closed, with a log line. Outputs
+        of unknown sessions are dropped. If the core is idle or there is none, wake the tasks that wait for that."""
         if self.core is not None:
             self._outputs += self.core.take_outputs()
         outputs, self._outputs = self._outputs, []
@@ -281,7 +285,7 @@ class Engine:
     async def tick(self) -> None:
         """Run for ever. Every 0.1 s, let the sinks send heartbeats, ask for a Grant (which also fails requests past
         their deadline), and update the metrics. Every second, also find out how long the oldest waiting request has
-        waited."""
+        waited. Without a core, only the heartbeats are sent, and that wait is 0."""
         for tick in itertools.count():
             await asyncio.sleep(_TICK_S)
             for sink in self._sinks.values():
@@ -302,8 +306,9 @@ class Engine:
         self.phase_changed.set()
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Refuse new requests, and return when no request is left and no transfer is open. Those that remain after
-        `timeout_s` are failed or ended; None: wait without limit. Returns the number of failed requests."""
+        """Refuse new requests, and return when no request is left and no transfer is open, or when there is no worker.
+        Those that remain after `timeout_s` are failed or ended; None: wait without limit. Returns the number of failed
+        requests."""
         self.draining = True
         self.phase_changed.set()
         if self.core is not None:
@@ -312,9 +317,10 @@ class Engine:
 
     async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
         """Change the replica's role. From now on, requests that the new role does not accept are refused. The role
-        changes when all requests and transfers that do not fit it have ended. Those that remain after `timeout_s` are
-        ended first (None: wait without limit). Returns the former role and the number of requests that were failed.
-        Raises the errors of Roles.change."""
+        changes when all requests and transfers that do not fit it have ended, at once if there is no worker, and
+        watchers of the load are woken. Those that remain after `timeout_s` are ended first (None: wait without limit).
+        Returns the former role and the number of requests that were failed; both are logged. Raises the errors of
+        Roles.change. If the wait is cancelled, the role stays."""
         former = self.roles.role
         with self.roles.change(role):
             ended = await self._until(
@@ -325,8 +331,8 @@ class Engine:
         return former, ended
 
     async def close(self) -> None:
-        """Cancel lookups, end the core (its outputs are not delivered any more), and return when all its leases have
-        been released."""
+        """Cancel lookups, end the core (its outputs are not delivered any more), and return when the calls that release
+        its leases have ended."""
         for task in list(self._lookups):
             task.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
@@ -361,7 +367,8 @@ class Engine:
         self._kick()
 
     def _carry_out(self, core: Scheduler) -> None:
-        """Start the lookups and releases that the core asks for, as tasks; without a kvstore do nothing."""
+        """Take the lookups and releases that the core asks for, and start them as tasks; without a kvstore they are
+        dropped."""
         effects = core.take_effects()
         if not effects or self._kvstore is None:
             return
@@ -371,8 +378,9 @@ class Engine:
             _spawn(self._kvstore.release(effects.releases), self._releases)
 
     async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
-        """Ask the kvstore and give its answer to the core. A call that raises or is cancelled counts as failed. If the
-        core's epoch has ended, the core only releases the leases of the answer."""
+        """Ask the kvstore, give its answer to the core, start the lookups and releases that the core then asks for, and
+        have the worker's link ask for a Grant. If the call raises or is cancelled, the core gets a failed lookup, and
+        the exception passes on. If the core's epoch has ended, the core only releases the leases of the answer."""
         result = LookupResult(0, (), 0, 0.0, failed=True)
         try:
             result = await kvstore.look_up(lookup, core.hello)

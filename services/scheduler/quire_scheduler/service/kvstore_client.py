@@ -49,9 +49,10 @@ class KvstoreClient:
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
         """Look up and pin the pages in all KV groups at the same time. The result has the number of pages that all
-        groups hold, and the time until which a load may begin: 80 % of the shortest lease. It has no pages if a group
-        has none or a call fails; `failed` says that a call failed. Leases that were granted nevertheless are in the
-        result, so that the caller releases them."""
+        groups hold, and the time until which a load may begin: 80 % of the shortest lease. Medium and boot id are those
+        of the first KV group that answered. It has no pages if a group has none or a call fails or takes too long;
+        `failed` says that a call did. Leases that were granted nevertheless are in the result, so that the caller
+        releases them."""
         started = time.perf_counter()
         context = context_to_pb(lookup.context)
         with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):

@@ -45,7 +45,8 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
     """Build the message of the present load. Without a worker, the message lacks the epoch and the figures of
     `core.load()`. It always has the phase with its progress and detail, the role, the longest wait, the version and the
-    certificate's expiry. A count too large for its 32-bit field becomes the field's maximum."""
+    certificate's expiry. The detail is cut to 500 characters, and a count too large for its 32-bit field becomes the
+    field's maximum."""
     load = scheduler_pb2.Load(
         instance=instance,
         phase=engine.phase,

@@ -35,8 +35,9 @@ class PageWatches:
         self._open = 0
 
     async def watch(self, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield a snapshot of the named pages and then their changes to one watcher, for ever. Raises Overloaded if
-        there are --max-page-watchers watchers already."""
+        """Yield to one watcher, for ever, a snapshot of the named pages (none may be needed if the watcher resumes) and
+        then their changes. Raises Overloaded if there are --max-page-watchers watchers already. The watcher is counted
+        until the stream is closed."""
         most = self._engine.config.max_page_watchers
         if self._open >= most:
             raise Overloaded(
@@ -69,9 +70,11 @@ class _Watch:
         self._resumed = False
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
-        """Yield a snapshot of the worker's named pages and then their changes, at most once per interval. After a gap,
-        yield a snapshot again. A watcher that resumes in the same epoch gets no snapshot, but a frame at once. When an
-        epoch ends, yield a frame that says that no pages are held. While there is no worker, yield nothing."""
+        """Yield a snapshot of the worker's named pages and then their changes, as one or more frames. Changes are
+        collected until an interval has passed since the last frames; those that come while frames are sent follow at
+        once. After a gap, yield a snapshot again. A watcher that resumes in the same epoch gets a frame at once
+        and, while the list has all later events, no snapshot. When an epoch ends, yield a frame that says that no pages
+        are held. While there is no worker, yield nothing."""
         clock = asyncio.get_running_loop().time
         changed_s = sent_s = clock()
         while True:

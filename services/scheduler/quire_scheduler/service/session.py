@@ -64,8 +64,9 @@ class Session:
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
         """Open a session by the stream's first message, and yield messages for the router, the welcome first, until it
-        wants no more and all its requests have ended. Raises the error that ends the session, such as
-        FailedPrecondition for a wrong first message. Requests that still run at the end are aborted."""
+        wants no more and all its requests have ended; nothing if the stream ends without a message. Raises the error
+        that ends the session, such as FailedPrecondition for a wrong first message; messages that wait are dropped
+        then. Requests that still run at the end are aborted."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -84,8 +85,9 @@ class Session:
             self._engine.close_session(self._number)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """Queue a step's outputs for the router. Returns False if the queue is full; the session then ends by an error.
-        If the router sends no more, the session ends normally once its last request has ended."""
+        """Queue a step's outputs for the router. Returns False if the session has ended by an error, or ends by one now
+        because the queue is full. If the router sends no more, the session ends normally once its last request has
+        ended."""
         if not self._take_step(outputs):
             return False
         if self._half_closed:
@@ -123,7 +125,8 @@ class Session:
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
         """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
         answered by a failed note; if that finds no room, the session ends, and the rest of the message is dropped.
-        After each 5 ms of submits, other tasks may run."""
+        After each 5 ms of submits, other tasks may run. Raises InvalidArgument for a handover or abort whose column is
+        not of int32."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
@@ -164,7 +167,8 @@ class Session:
     def _take_step(self, outputs: SessionOutputs) -> bool:
         """Queue a step's outputs for the router, joined to the last waiting message if possible, else as new messages.
         If outputs with prompt logprobs find no room, their requests fail, and the rest is queued. Returns False if
-        there is no room for the rest either. Then the router reads too slowly, and the session ends."""
+        there is no room for the rest either: then the router reads too slowly, and the session ends. False too if the
+        session has ended by an error before."""
         pieces = split_outputs(outputs, PIECE_BYTES)
         messages = list(map(outputs_to_pb, pieces))
         if len(messages) == 1 and self._join_last_message(outputs, messages[0]):
@@ -191,7 +195,8 @@ class Session:
 
     def _join_last_message(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
         """Join `outputs`, which `message` encodes, to the last message in the queue. Returns False, and changes
-        nothing, if the queue is empty, the result would be too large, or the two cannot be joined."""
+        nothing, if the queue is empty, if its last message is no step's, if the result or the whole queue would have
+        too many bytes, or if `join` refuses the two."""
         size = message.ByteSize()
         if not self._waiting or self._last is None or self._bytes + size > self._bound_bytes:
             return False

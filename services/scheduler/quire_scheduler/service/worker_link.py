@@ -72,8 +72,9 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Follow the worker's loading, then serve an epoch. After each loss or unexpected error, fail its requests and
-        try again with a backoff of 0.1 to 2 s (0.1 s again after an epoch), until cancelled. If another scheduler has
-        taken over the worker, wait until the worker is free."""
+        try again with a backoff of 0.1 to 2 s, give or take a quarter (0.1 s again after an epoch or an unexpected
+        error, which is logged), until cancelled. If another scheduler has taken over the worker, wait until the worker
+        is free."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -112,8 +113,9 @@ class WorkerLink:
                 await asyncio.sleep(_FREE_POLL_S)
 
     async def _follow_load(self) -> None:
-        """Pass the worker's loading progress to the engine, and return when its model is ready. Raises the error by
-        which loading fails, after the phase has become failed; Unavailable if the worker stops loading, or sends
+        """Pass the worker's loading progress to the engine, as the phase loading, until the worker ends the stream;
+        return if its last message says that the model is ready. Raises the error by which loading fails, after the
+        phase has become failed; Unavailable if the stream ends before the model is ready, or if the worker sends
         nothing in time; and grpc.RpcError if the call fails. Only the first message has a time limit: the worker sends
         it at once, but parts of a load may take long."""
         loaded = False
@@ -136,7 +138,8 @@ class WorkerLink:
     async def _serve(self) -> None:
         """Serve one epoch: open Run, attach the engine, then apply Reports, send Grants and deliver outputs until the
         worker ends the stream. Frames of another epoch are dropped. A watchdog ends the stream if the worker is silent
-        or hangs. Raises QuireError or grpc.RpcError if the worker is lost."""
+        or hangs. Raises QuireError or grpc.RpcError if the worker is lost; an error of a frame that cannot be decoded,
+        or of the engine, passes on. The call is cancelled in any case; the caller detaches the engine."""
         out = self._out = asyncio.Queue()
         out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
         self._gave_up = ""
@@ -181,7 +184,8 @@ class WorkerLink:
 
     async def _read_first(self, call: Any, expected: str) -> Any:
         """Wait for the first frame of a stream, and return it, or EOF. If the worker sends nothing in 3 times
-        --worker-timeout-s, logs that it does not send what is `expected`, and raises Unavailable."""
+        --worker-timeout-s, logs that it does not send what is `expected`, and raises Unavailable. Raises grpc.RpcError
+        if the stream ends by an error."""
         limit_s = _FIRST_FRAME_TIMEOUTS * self._timeouts_s[1]
         try:
             async with asyncio.timeout(limit_s):
@@ -193,8 +197,9 @@ class WorkerLink:
             raise lost from None
 
     async def _read_hello(self, call: Any) -> WorkerHello:
-        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends, or
-        if the worker sends nothing in time; the last is logged."""
+        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes (once the stream has
+        ended), if the stream ends without an error, if the hello has another protocol version, or if the worker sends
+        nothing in time; the last is logged. Raises grpc.RpcError if the stream ends by an error."""
         first = await self._read_first(call, "hello")
         if first is grpc.aio.EOF or not first.HasField("hello"):
             raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
@@ -212,7 +217,7 @@ class WorkerLink:
             self._kicked = asyncio.get_running_loop().call_soon(self._grant_and_deliver)
 
     def _grant_and_deliver(self) -> None:
-        """Send Grants and deliver the outputs to the sessions. If that raises, give up the worker."""
+        """Send Grants and deliver the outputs to the sessions. If that raises, log the error and give up the worker."""
         self._kicked = None
         try:
             self._send_grants()
@@ -222,7 +227,7 @@ class WorkerLink:
             self._give_up("its scheduler failed")
 
     def _give_up(self, why: str) -> None:
-        """Cancel the stream to the worker, and record the reason."""
+        """Cancel the stream to the worker, and record the reason. Without an epoch, nothing happens."""
         if self._call is not None:
             self._gave_up = why
             self._call.cancel()
@@ -244,9 +249,9 @@ class WorkerLink:
                 return
 
     def _detach(self, reason: QuireError) -> None:
-        """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase becomes failed
-        if loading failed or another scheduler has the worker, else loading. If an epoch had begun, its loss is logged.
-        `attached` is called with False in any case."""
+        """Tell the engine that the worker is gone, so that its requests fail as WORKER_LOST. The phase stays failed if
+        it was, as after a failed load; it becomes failed if another scheduler has the worker, else loading. If an epoch
+        had begun, its loss is logged. `attached` is called with False in any case."""
         detail = f"{reason.code}: {reason.message}"
         if self._engine.core is not None:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)

@@ -3,10 +3,10 @@ by arrival.
 
 The algorithm is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
 with weights. Each tenant has a counter of the tokens computed for it, divided by its weight. The tenant with the lowest
-counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the active tenants, so
-that a tenant earns no credit by its absence; a higher counter stays. Tenants are in a heap by their counters, which
-only grow: an entry that is too low is corrected when it comes to the top. So each operation costs O(log n) for n
-waiting requests.
+counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the active tenants or,
+without any, to that of the tenant served last, so that a tenant earns no credit by its absence; a higher counter stays.
+Tenants are in a heap by their counters, which only grow: an entry that is too low is corrected when it comes to the
+top. So each operation costs O(log n) for n waiting requests.
 
 The number of requests that a tenant may have waiting follows Choudhury and Hahne, "Dynamic Queue Length Thresholds for
 Shared-Memory Packet Switches" (1998): it is a multiple of the number of free places.
@@ -64,8 +64,8 @@ class FairQueue:
         self._popped = 0
 
     def push(self, request: Request) -> None:
-        """Add the request to its tenant's queue. If the tenant was idle, its counter is raised to the lowest one of the
-        active tenants. The tenant's weight is that of its latest request."""
+        """Add the request to its tenant's queue. If the tenant was idle or unknown, it becomes active, and its counter
+        may be raised (see `_activate`). The tenant's weight is that of its latest request."""
         context = request.context
         tenant = self._active.get(context.tenant) or self._activate(context.tenant)
         self._weights += context.weight - tenant.weight
@@ -74,9 +74,9 @@ class FairQueue:
         self._length += 1
 
     def pop(self) -> Request | None:
-        """Remove and return the next request of the tenant with the lowest counter; None when empty. Its order key
-        becomes the number of requests popped so far, and the tenant is charged for its prompt. A tenant without further
-        requests becomes idle."""
+        """Remove and return the next request of the tenant with the lowest counter; None when empty. The request's
+        order key becomes the number of requests popped so far, and the tenant is charged for the prompt. A tenant
+        without further requests becomes idle."""
         tenant = self._first()
         if tenant is None:
             return None
@@ -99,7 +99,8 @@ class FairQueue:
 
     def discard(self, request: Request) -> None:
         """Count out a request that has left while it waited, and whose state is no longer QUEUED. A tenant without
-        further requests becomes idle. If most entries of the heap are of idle tenants, they are removed."""
+        further requests becomes idle. If the heap then has over 64 more entries of idle tenants than of active ones,
+        the entries of idle tenants are removed."""
         tenant = self._active[request.context.tenant]
         tenant.queue.discard(request)
         self._length -= 1
@@ -110,7 +111,8 @@ class FairQueue:
 
     def charge(self, context: RequestContext, tokens: int) -> None:
         """Raise the tenant's counter by `tokens` divided by the request's weight. An idle or unknown tenant is charged
-        too, and remembered. `pop` charges the prompt, and callers charge the output."""
+        too, and becomes the latest of the remembered ones (see `_remember`). `pop` charges the prompt, and callers
+        charge the output."""
         tenant = self._active.get(context.tenant)
         if tenant is None:
             tenant = self._idle.get(context.tenant) or self._new_tenant(context.tenant)
@@ -118,15 +120,16 @@ class FairQueue:
         tenant.served += tokens / context.weight
 
     def room(self, context: RequestContext, free: int) -> bool:
-        """Whether the tenant may have one more request waiting: it has none, or fewer than 8 times its weight for each
-        of the `free` places. Each tenant so leaves places to others; the more tenants there are, the more places stay
-        free."""
+        """Whether the tenant may have one more request waiting: it has none, or fewer than 8 times the request's weight
+        for each of the `free` places. Each tenant so leaves places to others; the more tenants there are, the more
+        places stay free."""
         tenant = self._active.get(context.tenant)
         return tenant is None or len(tenant.queue) < _PER_FREE_PLACE * context.weight * free
 
     def requests_ahead(self, context: RequestContext) -> float:
         """Return approximately how many requests are handed out before a new one, as if all requests had the same size.
-        These are the earlier requests of its own tenant, and the shares that other tenants get meanwhile."""
+        These are the requests of its own tenant that have the same priority or go before it, and the shares that other
+        tenants get meanwhile."""
         tenant = self._active.get(context.tenant)
         own = tenant.queue.requests_ahead(context) if tenant else 0
         others = self._weights - (tenant.weight if tenant else 0)
@@ -137,8 +140,8 @@ class FairQueue:
         return self._length
 
     def _first(self) -> _Tenant | None:
-        """Return the active tenant with the lowest counter, after correcting its entry at the top of the heap; None if
-        there is none."""
+        """Return the active tenant with the lowest counter, or None if there is none. At the top of the heap, entries
+        of idle tenants are removed, and entries that are too low are corrected."""
         while self._heap:
             served, order, tenant = self._heap[0]
             if self._active.get(tenant.name) is not tenant:
@@ -168,8 +171,9 @@ class FairQueue:
         return _Tenant(name, self._tenants, self._floor)
 
     def _deactivate(self, tenant: _Tenant) -> None:
-        """Make a tenant without waiting requests idle: it no longer counts among the active weights, and only its
-        counter is kept."""
+        """Make a tenant without waiting requests idle: take its weight out of the sum of active weights, give it an
+        empty queue, and remember it with its counter (see `_remember`). Its entry in the heap stays, and is skipped
+        later."""
         del self._active[tenant.name]
         self._weights -= tenant.weight
         # A queue that was emptied by discards may still have entries of requests that have left.
@@ -177,8 +181,8 @@ class FairQueue:
         self._remember(tenant)
 
     def _remember(self, tenant: _Tenant) -> None:
-        """Note that an idle tenant has changed. If more than 4096 are remembered, the one whose last change is the
-        oldest is dropped."""
+        """Note that an idle tenant has changed. Of more than 4096 idle tenants, the one whose last change is the oldest
+        is forgotten, and its counter is lost."""
         self._idle[tenant.name] = tenant
         self._idle.move_to_end(tenant.name)
         if len(self._idle) > _REMEMBERED:

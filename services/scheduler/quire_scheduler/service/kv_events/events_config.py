@@ -97,8 +97,8 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise ConfigError for an unknown field, a value of the wrong type (null is allowed for `publisher`), an unknown
-    publisher, a number that is not from 1 to MOST_QUEUED, or an endpoint whose transport is not supported."""
+    """Raise ConfigError for an unknown field, a value of the wrong type (null is allowed for `publisher` too), an
+    unknown publisher, a number that is not from 1 to MOST_QUEUED, or an endpoint whose transport is not supported."""
     if name not in _FIELDS:
         raise _bad(f"{name!r} is unknown; supported: {', '.join(_FIELDS)}")
     kinds = _KINDS[str(_FIELDS[name])]

@@ -72,7 +72,8 @@ class ZmqPublisher:
         return True
 
     def close(self) -> None:
-        """Send the batches that were handed over, and end the thread."""
+        """Send the batches that were handed over, end the thread, and close the sockets. Messages that consumers have
+        not taken within 0.5 s are dropped."""
         self._source.send(b"")
         self._thread.join()
         self._context.destroy(linger=_LINGER_MS)
