@@ -121,7 +121,7 @@ def encode_grammar(compiled: CompiledGrammar, elapsed_us: int) -> pb.CompileGram
 def decode_rows(message: pb.DetokenizeRequest) -> TokenRows:
     """Decode the columns of one step; `finish` may be left out if no row finishes. Raises InvalidArgument with code
     BAD_COLUMN for a column whose length does not fit its type, and UNEQUAL_COLUMNS if handle, count and finish differ
-    in length."""
+    in length. Whether the counts add up to the tokens is checked by `Detokenizer.step`."""
     handle, count = i32(message.handle, "handle"), i32(message.count, "count")
     finish = u8(message.finish, "finish") if message.finish else np.zeros(len(handle), np.uint8)
     equal_lengths("rows", handle=handle, count=count, finish=finish)

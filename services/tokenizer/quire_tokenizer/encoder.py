@@ -48,8 +48,9 @@ class Encoder:
     ) -> list[Ids]:
         """Encode each text. With `add_special_tokens`, the tokenizer adds its special tokens, such as bos, around the
         text. Without `allow_special_tokens`, no part of the text becomes a special token. Raises PROMPT_TOO_LONG if a
-        text has more than `max_tokens` tokens (0: no limit), and other errors for too many texts, too many bytes,
-        invalid Unicode or too much waiting work."""
+        text has more than `max_tokens` tokens (with the added ones; 0: no limit), and other errors for too many texts,
+        too many bytes, invalid Unicode, a special token that cannot be taken as text, a long text without a place to
+        cut, or too much waiting work."""
         self._check(texts)
 
         def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
@@ -77,7 +78,7 @@ class Encoder:
 
     async def encode_marked(self, text: str, specials: Sequence[tuple[int, int]], *, max_tokens: int) -> Ids:
         """Encode a text that has special tokens only at the given spans (start and end character), which are in order.
-        No special tokens are added around the text. Raises PROMPT_TOO_LONG as `encode` does."""
+        No special tokens are added around the text. Raises the errors of `encode`."""
         self._check([text])
         starts = [start for start, _end in specials]
 
@@ -101,8 +102,8 @@ class Encoder:
         max_tokens: int,
     ) -> list[Ids]:
         """Encode the texts with `encode`: at most 4,096 characters in the event loop, more in threads. If the tokenizer
-        allows cuts, a long text is encoded in pieces by `piece`, and `framed` adds the special tokens around it. Raises
-        PROMPT_TOO_LONG, if possible before all of a text is encoded."""
+        allows cuts, a text of more than 2 * PIECE_CHARS characters is encoded in pieces by `piece`, and `framed` adds
+        the special tokens around it. Raises PROMPT_TOO_LONG, if possible before all of a text is encoded."""
 
         def encode_within_limit(some: Sequence[str]) -> list[Ids]:
             """Encode some of the texts. Raises the error of a text with more than `max_tokens` tokens, if possible
@@ -156,8 +157,8 @@ class Encoder:
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
         """Refuse a very long text early: encode its beginning, of at least 8 characters per allowed token, and raise
-        PROMPT_TOO_LONG if it has more than 64 tokens too many. Does nothing for a text of less than twice this
-        beginning, or if no space behind a word can end the beginning."""
+        PROMPT_TOO_LONG if it has more than 64 tokens too many. Does nothing for a text of at most twice that length, or
+        if the first space after that length is too far away or does not follow a letter or digit."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return
@@ -168,7 +169,8 @@ class Encoder:
                 raise prompt_too_long(found - _PROBE_SLACK, max_tokens, exact=False)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Raise TooLarge for too many texts or UTF-8 bytes, and InvalidArgument for text that is not valid Unicode."""
+        """Raise TooLarge for too many texts, or too many UTF-8 bytes of all texts together, and InvalidArgument for
+        text that is not valid Unicode."""
         if len(texts) > self._max_texts:
             raise TooLarge(
                 "TOO_MANY_TEXTS",

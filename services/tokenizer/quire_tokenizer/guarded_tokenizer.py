@@ -114,8 +114,9 @@ class GuardedTokenizer:
         return "".join([*parts, text[at:]])
 
     def _find_leaks(self, specials: Mapping[int, str]) -> tuple[TextMatcher | None, frozenset[int]]:
-        """Find the special tokens that the model itself would make of their text, as Unigram models do; texts of one
-        character are left out. Returns a matcher for their texts (None if there are none), and their ids."""
+        """Find the special tokens that the model itself would make of their text, as Unigram models do (all count for
+        these); texts of one character and the tokens for unknown characters are left out. Returns a matcher for their
+        texts (None if there are none), and their ids."""
         unigram = isinstance(self._tokenizer.model, Unigram)
         # The model makes these tokens of unknown characters, so they do not come from their own text.
         unknown = self._tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids

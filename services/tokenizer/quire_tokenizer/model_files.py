@@ -29,8 +29,9 @@ def read_model_files(
 ) -> ModelFolder:
     """Read the text files of a model and its tokenizer, each a folder or a GGUF file; if one is empty, the other counts
     for both. Name and first EOS ids come from the model, all else from the tokenizer. `chat_template` is a file that
-    replaces the templates; `overrides` replace fields of the model's configuration. Raises ConfigError for a file that
-    is missing, unreadable or malformed, and Unsupported for a kind of GGUF tokenizer that Quire does not have."""
+    replaces the templates; of `overrides`, only EOS ids matter, which replace those of the model's configuration.
+    Raises ConfigError for a file that is missing, unreadable or malformed, and Unsupported for a kind of GGUF tokenizer
+    that Quire does not have."""
     main, text = Path(model or tokenizer), Path(tokenizer or model)
     if not is_gguf(main) and not is_gguf(text):
         return read_model_folder(model, tokenizer, chat_template, overrides)

@@ -45,11 +45,12 @@ def read_model_folder(
     model: str, tokenizer: str = "", chat_template: str = "", overrides: Mapping[str, Any] | None = None
 ) -> ModelFolder:
     """Read a model's folder, and the folder of its tokenizer if that is another folder. Raises ConfigError for a
-    missing folder or tokenizer.json, and for a file that is unreadable or malformed.
+    missing folder or tokenizer.json, for a file that is unreadable or malformed, and if neither folder is named; if one
+    name is empty, the other counts for both.
 
     The name is the name of the model's folder. Eos tokens are the union of both folders' ids and the tokenizer's
-    `eos_token`. `chat_template` is a file that replaces the tokenizer's own templates. `overrides` are fields that
-    replace those of the model's config.json.
+    `eos_token`. `chat_template` is a file that replaces the tokenizer's own templates. Of `overrides`, only
+    `eos_token_id` matters, which replaces that of the model's config.json.
     """
     if not model and not tokenizer:
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
@@ -112,8 +113,8 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the file's JSON object; empty if there is no such file. Raises ConfigError for a file that cannot be read
-    or has no JSON object."""
+    """Return the file's JSON object; empty if there is no such file. Raises ConfigError for a file that cannot be read,
+    has no JSON object, or has a lone surrogate in it."""
     if not path.is_file():
         return {}
     try:
@@ -138,8 +139,9 @@ def _read_text(path: Path) -> str:
 
 
 def _token_variables(settings: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens by template variable: from tokenizer_config.json, or else
-    special_tokens_map.json."""
+    """Return the texts of special tokens by template variable. Each is looked up by itself: in tokenizer_config.json
+    (`settings`), then in special_tokens_map.json. A variable that neither gives as a text, or as an object with such a
+    `content`, is left out, and so is an empty text. Never raises."""
     variables = {}
     for name in TOKEN_VARIABLES:
         text = _token_text(settings.get(name)) or _token_text(special_map.get(name))
@@ -166,7 +168,7 @@ def _eos_ids(path: Path) -> list[int]:
 
 
 def _token_ids(value: object, source: str, fix: str) -> list[int]:
-    """Return the token ids of a field that has one id or a list of ids; values that are not integers are left out.
+    """Return the token ids of a field that has one id or a list of ids; other values, booleans too, are left out.
     Raises ConfigError, which names `source` and has `fix`, for a number that is not an int32."""
     values = value if isinstance(value, list) else [value]
     ids = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
@@ -182,7 +184,8 @@ def _token_ids(value: object, source: str, fix: str) -> list[int]:
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name, from tokenizer_config.json or else chat_template.json. The file
     chat_template.jinja takes precedence as the default template, and files in additional_chat_templates over templates
-    of their names."""
+    of their names. Malformed entries of the JSON files are left out. Raises ConfigError for a file that cannot be read,
+    is not UTF-8 or has no JSON object."""
     found = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(found, str):

@@ -42,8 +42,8 @@ class TokenizerService:
         log.info("loaded", model=vocabulary.model, vocabulary=vocabulary.size, seconds=time.perf_counter() - started)
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests on streams, and wait up to `timeout_s` for the open ones to finish. An idle stream is not
-        waited for."""
+        """Refuse new requests on Detokenize streams, and wait up to `timeout_s` for the open ones to finish. An idle
+        stream is not waited for. Other calls are neither refused nor waited for here."""
         self._texts.drain()
         deadline = time.monotonic() + timeout_s
         while self._texts.open_requests and time.monotonic() < deadline:

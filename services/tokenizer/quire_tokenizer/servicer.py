@@ -67,9 +67,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> AsyncIterator[pb.DetokenizeResponse]:
         """Turn a stream of engine steps into text. Each message opens, advances and closes requests, in this order. It
-        is answered by one message, or by several if its texts may be long. An error of one request is in the answer.
-        Long work gives way to other streams. Counts tokens and errors in metrics. Raises the errors of
-        `TextService.detokenizing`."""
+        is answered by one message, or by several if its texts may be long. An error of one request is in the answer;
+        malformed columns of a step end the stream with InvalidArgument. Long work gives way to other streams. Counts
+        tokens and errors in metrics. Raises the errors of `TextService.detokenizing`."""
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
                 started, answer = time.perf_counter_ns(), StepText()

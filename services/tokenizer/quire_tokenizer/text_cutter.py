@@ -32,7 +32,8 @@ def may_cut(
     pre_tokenizers: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], added: Iterable[AddedToken]
 ) -> bool:
     """Whether texts of this tokenizer may be cut, judging by its steps. It must find words as GPT-2, Llama 3 or Qwen
-    do, have no normalizer but NFC, and no added token that could extend over a cut."""
+    do, without a space added before the text, and have no normalizer but NFC. No added token may strip white space, be
+    a single word only, or extend over a cut."""
     if any(step["type"] != "NFC" for step in normalizers):
         return False
     # Such a token may reach over a cut, or looks at its neighbours.

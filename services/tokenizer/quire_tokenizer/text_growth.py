@@ -23,8 +23,8 @@ _INDEX_LENGTH_BYTES = 4
 
 def largest_growth(steps: Iterable[dict[str, Any]]) -> float:
     """Return the UTF-8 bytes into which these steps, one after the other, can turn one byte of a text. A step is an
-    object of tokenizer.json with its `type`. Once the result exceeds LARGEST_GROWTH, the steps after it are not
-    counted."""
+    object of tokenizer.json with its `type`. Of normalizations in a row, even with steps between them that add nothing,
+    only the greatest growth counts. Once the result exceeds LARGEST_GROWTH, further steps may be left out."""
     growth, normalized = 1.0, 1.0
     for step in steps:
         kind = step["type"]
@@ -39,7 +39,8 @@ def largest_growth(steps: Iterable[dict[str, Any]]) -> float:
 
 
 def _step_growth(step: dict[str, Any]) -> float:
-    """Return the growth by one step that is no normalization; 1 for steps that only cut or remove text."""
+    """Return the most by which one step that is no normalization can multiply a text's bytes; 1 for steps that only cut
+    or remove text, and for unknown ones."""
     match step["type"]:
         case "ByteLevel":
             # Two bytes for each byte, and a space before each piece that other steps have cut.
@@ -68,7 +69,7 @@ def _replacement_growth(old: str, new: str) -> float:
 
 def _precompiled_growth(step: dict[str, Any]) -> float:
     """Return the growth by a map of SentencePiece. Its longest text replaces a character of three bytes, as in the maps
-    that are published. The growth is at least 1, and 1 for a map that is not base64."""
+    that are published. The growth is at least 1, and 1 for a map that cannot be decoded."""
     try:
         blob = base64.b64decode(step.get("precompiled_charsmap") or "")
     except (binascii.Error, ValueError):

@@ -103,9 +103,9 @@ class Vocabulary:
         parsing: ParseOptions | None = None,
     ) -> TextDecoder:
         """Return a new decoder for one sequence: one that uses the table of pieces if there is a table, else one that
-        calls the library. If the answer's reasoning or tool calls are wanted and there is a parser for them, a
-        ParsedDecoder around this decoder is returned. With `skip_special_tokens`, the parser still sees the special
-        tokens that are its markers."""
+        calls the library, which alone heeds `spaces_between_special_tokens`. If the answer's reasoning or tool calls
+        are wanted and there is a parser for them, a ParsedDecoder around this decoder is returned. With
+        `skip_special_tokens`, the parser still sees the special tokens that are its markers."""
         parsed = parsing if parsing is not None and self.parsers.wanted(parsing) else None
         markers = self.parsers.token_markers(parsed).keys() if parsed is not None else _NO_TOKENS
         skip = self._special_ids - markers if skip_special_tokens else _NO_TOKENS
@@ -117,8 +117,8 @@ class Vocabulary:
         return decoder if parsed is None else self.parsers.wrap(decoder, parsed)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that this token adds in the middle of a text; no bytes for ids beyond the vocabulary.
-        Without a table of pieces, these are the bytes of the token decoded alone."""
+        """Return the bytes that this token adds in the middle of a text; no bytes for negative ids and ids beyond the
+        vocabulary. Without a table of pieces, these are the bytes of the token decoded alone."""
         if not 0 <= token_id < self.size:
             return b""
         if self._table is None:
@@ -158,8 +158,9 @@ def _typed_errors(folder: ModelFolder) -> Iterator[None]:
 
 def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:
     """Return how many UTF-8 bytes of a text one token can stand for, or 0 if there may be no bound. There is a bound
-    for byte-level tokenizers that drop nothing: they know all bytes, and remove no text before the model sees it. The
-    normalizer NFC triples the bound; with any other normalizer there is none."""
+    only for byte-level tokenizers that know all bytes, have no pre-tokenizers but Split and Digits beside, none of
+    which removes text, and no added token that strips white space. The normalizer NFC triples the bound; with any other
+    normalizer there is none."""
     texts = {*tokens.values()}
     cutters = pipeline_steps(tokenizer.pre_tokenizer)
     if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
@@ -192,8 +193,8 @@ def _check_growth(folder: ModelFolder, tokenizer: Tokenizer) -> None:
 
 
 def _digest(folder: ModelFolder) -> bytes:
-    """Return a hash of tokenizer.json and the chat templates. Each file is hashed with its length, so that no two sets
-    of files give the same input."""
+    """Return the SHA-256 hash of tokenizer.json, and of the chat templates with their names. Each part is hashed with
+    its length, so that no two sets of files give the same input."""
     digest = hashlib.sha256()
     for part in (folder.tokenizer_json, *(p.encode() for item in sorted(folder.templates.items()) for p in item)):
         digest.update(len(part).to_bytes(8, "little") + part)

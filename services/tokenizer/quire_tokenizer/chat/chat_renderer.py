@@ -72,9 +72,9 @@ class ChatRenderer:
 
     async def render(self, request: ChatRequest) -> Rendering:
         """Render the conversation by its chat template, and find the special tokens that the template wrote. Work on a
-        conversation of more than 32,768 characters runs in threads; conversations of more than 262,144 take turns.
-        Raises a QuireError for a bad conversation, a template that is missing, forbidden or fails, or too much waiting
-        work; it concerns this request alone."""
+        conversation of more than 32,768 characters of JSON runs in threads; of those with more than 262,144, only a few
+        are rendered at the same time (see `RenderPool.large_conversation`). Raises a QuireError for a bad conversation,
+        a template that is missing, forbidden or fails, or too much waiting work; it concerns this request alone."""
         self._check(request)
         chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
         run = _run_here if chars <= _INLINE_CHARS else self._work.run

@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the template shows the text of content that is a list of parts, and drops content that is a string.
+        """Whether the template shows the text of content that is a list of parts, and drops (or fails on) a string.
         The first use finds it out by rendering a probe in both forms. A template that merely prints the list does not
         count."""
         if self._takes_parts is None:
@@ -72,7 +72,8 @@ class ChatTemplate:
         return self._takes_parts
 
     def _try(self, content: str | list[dict[str, str]]) -> str:
-        """Render one user message with this content. Returns an empty text if the template raises an error."""
+        """Render one user message with this content. Returns an empty text if the template raises an error or writes
+        more than _PROBE_CHARS characters."""
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
         try:
             return self._generate(variables, max_chars=_PROBE_CHARS)

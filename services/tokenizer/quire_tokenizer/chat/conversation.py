@@ -63,9 +63,9 @@ class Conversation:
 
 def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
     """Parse and check the messages, the tools and the template's arguments, all of them JSON; empty text means no tools
-    or no arguments. Raises InvalidArgument for invalid JSON, no messages, a malformed message or tool, a reserved
-    argument, too deep nesting, lone surrogates, or a text with CONTINUATION_MARK. Raises Unsupported for a content part
-    that is not text. An empty list of tools becomes None."""
+    or no arguments. Raises InvalidArgument for invalid JSON, no messages, a malformed message, a tool that is no
+    object, a reserved argument, too many values, too deep nesting, lone surrogates, or a text with CONTINUATION_MARK.
+    Raises Unsupported for a content part that is not text. An empty list of tools becomes None."""
     messages = load_json(messages_json, "messages", list)
     tools = load_json(tools_json, "tools", list) if tools_json else None
     kwargs = load_json(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}

@@ -133,8 +133,8 @@ def strings_of(value: Any) -> Iterator[str]:
 
 
 def _choose_characters(specials: Collection[str]) -> tuple[str, ...]:
-    """Choose few punctuation characters, of which every special token has at least one. Takes, again and again, the
-    character that most of the remaining tokens have; of equals, the first in _PREFERRED."""
+    """Choose few punctuation characters, of which every special token (all must have some) has at least one. Takes,
+    again and again, the character that most of the remaining tokens have; of equals, the first in _PREFERRED."""
     left, chosen = set(specials), list[str]()
     while left:
         candidates = sorted({c for s in left for c in _punctuation(s)})

@@ -50,14 +50,16 @@ class RenderPool:
         self._large_slots = BoundedSlots(max(1, processes - 1), max_jobs, _overloaded)
 
     def large_conversation(self) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a large conversation is rendered. It waits until few others are under way: of two
-        or more processes, one is left for other conversations. Raises Overloaded if too many are under way or wait."""
+        """Return the context in which a large conversation is rendered. It waits while as many others are under way as
+        there are processes less one (at least one), so that, of two or more processes, one is left for other
+        conversations. Raises Overloaded if too many are under way or wait."""
         return self._large_slots.slot()
 
     async def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Wait for a free child process, render the template in it, and return the text. Raises Overloaded if too many
         renderings wait, or the process does not start. Raises InvalidArgument or TooLarge if the template fails or
-        refuses, takes too much time or memory, writes too much, or ends its process."""
+        refuses, takes too much time or memory, writes too much, or ends its process. A crash of the process is logged,
+        and so is the message of a template's error, unless the template refused."""
         values = _json(variables)
         job = framed({"source": source, "max_chars": self._max_chars}, len(values))
         try:

@@ -48,7 +48,7 @@ def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMark
 
 def _configured(tokenizer: Tokenizer, text: str) -> ThinkingMarks:
     """Return the token ids of the two strings in --reasoning-config. Raises ConfigError for text that is not JSON of
-    just these two, or a string of no tokens or more than MAX_MARK_TOKENS."""
+    just these two, or a value that is not a string of 1 to MAX_MARK_TOKENS tokens."""
     try:
         config = json.loads(text)
     except ValueError as error:

@@ -154,10 +154,12 @@ class Detokenizer:
 
     def open(self, request: OpenRequest) -> Iterator[None]:
         """Start a request, or continue a start with `further`: replay its prior tokens, and open it unless `more_prior`
-        says that more are to come. The caller must iterate to the end: the generator yields between pieces of 2,048
-        tokens, so that the event loop can run other tasks. A `further` open of an unknown handle does nothing. Raises
-        the errors of `_check`, TooLarge or InvalidArgument for too many or negative ids, and RESUME_MISMATCH if less
-        text was decoded than `chars_sent`. Then this request is not open, and others are not affected."""
+        says that more are to come. Until it is open, its rows are skipped. If the prior tokens leave more than 16,384
+        characters to send, `owes_long` is true until they are sent. The caller must iterate to the end: the generator
+        yields between pieces of 2,048 tokens, so that the event loop can run other tasks. A `further` open of an
+        unknown handle does nothing. Raises the errors of `_check`, TooLarge or InvalidArgument for too many or negative
+        ids, and RESUME_MISMATCH if less text was decoded than `chars_sent`. They are raised during the iteration. Then
+        this request is not opened, and others, such as an earlier one with its handle, are not affected."""
         opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
         if opening is None:
             return
@@ -179,9 +181,9 @@ class Detokenizer:
         self._open[request.handle] = opening
 
     def _start(self, request: OpenRequest) -> _Open:
-        """Check a new request, and make its decoder and text stream, ready for prior tokens. The model's EOS tokens are
-        hidden at the end, as the request's stop tokens are. The request is not open yet. Raises the errors of
-        `_check`."""
+        """Check a new request, and make its decoder and text stream, ready for prior tokens. A last token that is an
+        EOS token of the model is hidden as a stop token of the request is: if the engine says that it stopped, and not
+        with `include_stop`. The request is not open yet. Raises the errors of `_check`."""
         self._check(request)
         decoder = self._vocabulary.decoder(
             skip_special_tokens=request.skip_special_tokens,
@@ -204,8 +206,8 @@ class Detokenizer:
     def step(self, rows: TokenRows, answer: StepText) -> None:
         """Advance the requests of these rows, and append their text, offsets, parts and counts to `answer`. Close
         requests that finish or match a stop string, and call `on_end`. A negative token id closes its request with an
-        error in `answer`. Rows whose handles are not open are skipped. Raises BAD_COLUMN if the counts contradict the
-        tokens."""
+        error in `answer`, without a row or a call of `on_end`. Rows whose handles are not open are skipped. Raises
+        BAD_COLUMN, before anything is done, if the counts contradict the tokens."""
         counts, tokens = rows.count.tolist(), rows.token.tolist()
         if sum(counts) != len(tokens) or (counts and min(counts) < 0):
             raise bad_rows(sum(counts), len(tokens))

@@ -95,7 +95,7 @@ class TableDecoder:
 
     def _join(self, raw: bytes) -> str:
         """Decode the pending bytes and `raw`; return the whole characters. Bytes of an incomplete character at the end
-        stay pending."""
+        stay pending; bytes that are no UTF-8 become U+FFFD."""
         raw = self._pending + raw
         text, consumed = codecs.utf_8_decode(raw, self._errors, False)
         self._pending = raw[consumed:]

@@ -105,7 +105,8 @@ class StopMatcher:
     def feed(self, text: str, armed: bool = True) -> int:
         """Search the next piece of text. Returns the number of its characters up to the end of the first match, and
         sets `stop_index` and `stop_length`; -1 if there is no match. Without a match, `held` is the end of the text
-        that may become a match. Without `armed`, matches do not count."""
+        that may become a match. Without `armed`, matches that end in this piece do not count; a later match may
+        begin in it."""
         stops, held = self._stops, self.held
         if not held and stops.firsts.isdisjoint(text):
             return -1

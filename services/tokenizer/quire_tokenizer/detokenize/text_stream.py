@@ -118,11 +118,12 @@ class TextStream:
         return self._count
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
-        """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send, after the backlog of
-        a replay; the index of the stop string that matched, or -1; and how many of `ids` count. With FINISH_STOP, a
-        stop token at the end counts, but is not shown without `include_stop`. After a match within the prior tokens, no
-        ids count. If offsets are wanted, sets `offsets` to the number of characters of the whole text after each of the
-        ids that count."""
+        """Feed the tokens of a row, and end the text if `finish` is set. Returns the text to send (first the backlog of
+        a replay, if there is one); the index of the stop string that matched, or -1; and how many of `ids` count. With
+        FINISH_STOP, a stop token at the end counts (unless a stop string matched before it), but is not shown without
+        `include_stop`. After a match within the prior tokens, no ids count. If offsets are wanted, sets `offsets` to
+        the number of characters decoded so far (with prior tokens and held text) after each of the ids that count; at a
+        match, the last is at most the number of characters sent."""
         if self._matched:  # within the prior tokens
             return self._take_backlog(""), self._stop_index, 0
         hidden = finish == FINISH_STOP and len(ids) > 0 and self._hides(ids[-1])
@@ -204,7 +205,7 @@ class TextStream:
     def _release(self, text: str) -> str:
         """Search new text for stop strings. Returns the text that may be sent now: the text up to the match or, without
         a match, all text but the end that may become a stop string. The stop string itself is sent only with
-        `include_stop`. Matches within the first `min_tokens` tokens do not count."""
+        `include_stop`. Matches that end within the first `min_tokens` tokens do not count."""
         matcher = self._matcher
         if matcher is None:
             return text

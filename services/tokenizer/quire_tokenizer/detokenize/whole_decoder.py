@@ -33,7 +33,8 @@ class WholeDecoder:
 
     async def decode(self, columns: Sequence[Ids], *, skip_special_tokens: bool) -> list[str]:
         """Decode each column of ids to a text, in a thread if there are more than 2,048 ids. Ids beyond the vocabulary
-        add nothing. Raises TooLarge for too many columns or ids, and InvalidArgument for a negative id."""
+        add nothing. Raises TooLarge for too many columns, and the errors of `_check_and_run`: too many ids, a negative
+        id, or too much waiting work."""
         if len(columns) > self._max_texts:
             message = f"{len(columns)} texts; at most {self._max_texts} are accepted."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
@@ -46,7 +47,7 @@ class WholeDecoder:
 
     async def token_bytes(self, column: Ids) -> list[bytes]:
         """Return the bytes that each token adds to a text that goes on; an id beyond the vocabulary adds none. Raises
-        TooLarge for too many ids, and InvalidArgument for a negative id."""
+        the errors of `_check_and_run`: too many ids, a negative id, or too much waiting work."""
 
         def work() -> list[bytes]:
             return [self._vocabulary.token_bytes(i) for i in column.tolist()]

@@ -38,8 +38,9 @@ class ModelOutputFormat:
 
 def canonical_text(source: GrammarSource, output_format: ModelOutputFormat, warnings: list[str]) -> str:
     """Return the grammar of a source as canonical text: first the reasoning, if the source allows it and the model
-    reasons, then the constrained answer. Adds to `warnings` what the grammar does not enforce. Raises GrammarRefused
-    for a bad source, or a grammar of more than MAX_GRAMMAR_BYTES."""
+    reasons, then the constrained answer. For tools, Harmony's tool parser has the reasoning in any case, and Harmony's
+    reasoning parser beside another tool parser has none. Adds to `warnings` what the grammar does not enforce. Raises
+    GrammarRefused for a bad source, or a grammar of more than MAX_GRAMMAR_BYTES."""
     grammar = LarkGrammar(output_format.added)
     prefix, reasoning = ReasoningPrefix(output_format.reasoning_parser, output_format.tool_parser), ""
     if source.kind == TOOLS:
@@ -79,7 +80,7 @@ def _body(source: GrammarSource, grammar: LarkGrammar, warnings: list[str]) -> s
 
 def _choice(text: str) -> str:
     """Return the texts of a JSON list as alternatives in Lark, each text once. Raises GrammarRefused for an empty list,
-    for values that are not texts, and for more than MAX_CHOICES texts."""
+    for values that are not texts, and for more than MAX_CHOICES texts, where repeated ones count."""
     choices = parse_json(text, "choice")
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise bad_grammar("choice is no list of texts, or an empty one.", "Send at least one text.")

@@ -59,7 +59,7 @@ class Compiler:
     def run_job(self, job: dict[str, Any]) -> dict[str, Any]:
         """Compile one source, given by the fields of a GrammarSource. Returns {"text": ..., "warnings": ...},
         {"refused": ...} with the error's code, message and fix (and "param" and "reason" beside it), or {"failed": ...}
-        with the type of another error. Never raises."""
+        with "memory" if there is too little, else with the type of another error. Never raises."""
         try:
             text, warnings = self.compile(GrammarSource(**job))
         except GrammarRefused as error:
@@ -71,9 +71,9 @@ class Compiler:
         return {"text": text, "warnings": warnings}
 
     def compile(self, source: GrammarSource) -> tuple[str, list[str]]:
-        """Return canonical text that llguidance compiles, and at most 20 warnings of what the text does not enforce.
-        Computes some masks too, since llguidance finds some errors only there. Raises GrammarRefused for a source that
-        is bad or too large, and one that llguidance refuses."""
+        """Return canonical text that llguidance compiles, and warnings of what the text does not enforce: at most 20,
+        none of them twice, each cut to 300 characters. Computes some masks too, since llguidance finds some errors only
+        there. Raises GrammarRefused for a source that is bad or too large, and one that llguidance refuses."""
         warnings: list[str] = []
         text = canonical_text(source, self._output_format, warnings)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))

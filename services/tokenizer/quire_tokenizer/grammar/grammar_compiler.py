@@ -85,8 +85,8 @@ class _Compiling:
         return self.task.cancelling() > 0
 
     async def wait(self) -> CompiledGrammar:
-        """Wait for the compilation, and return its grammar or raise its error. If the caller is cancelled and no other
-        request waits, the compilation is cancelled too."""
+        """Wait for the compilation, and return its grammar or raise its error (CancelledError if `close` cancelled it).
+        If the caller is cancelled and no other request waits, the compilation is cancelled too."""
         self._waiters += 1
         try:
             await asyncio.wait({self.task})
@@ -121,7 +121,8 @@ class GrammarCompiler:
     async def compile(self, source: GrammarSource) -> CompiledGrammar:
         """Return the grammar of a source, from the cache, a compilation of an equal source in progress, or a new one.
         Raises GrammarRefused for a source that is wrong or too large, takes too long or breaks its process; refusals
-        are cached too. Raises Overloaded if too many requests wait or the process does not start, and Unsupported for a
+        are cached too, but those for time or a broken process for 60 s at most. Counts an answer from the cache in the
+        metrics. Raises Overloaded if too many requests wait or the process does not start, and Unsupported for a
         vocabulary that llguidance cannot read."""
         digest = source.digest()
         cached = self._cache.get(digest)
@@ -157,8 +158,9 @@ class GrammarCompiler:
 
     async def _compile(self, source: GrammarSource, digest: bytes) -> CompiledGrammar:
         """Compile a source in a child process, and cache the grammar or the refusal. A refusal that may depend on how
-        busy the machine is is cached for a while at most. Counts durations, refusals and warnings in metrics. Raises
-        the errors of `_compile_in_child`."""
+        busy the machine is is cached for a while at most, and errors other than refusals never. Counts durations,
+        refusals and warnings in metrics; a grammar with warnings is logged. Raises the errors of
+        `_compile_in_child`."""
         try:
             with statistics.compiling():
                 compiled = await self._compile_in_child(source)
@@ -174,8 +176,9 @@ class GrammarCompiler:
 
     async def _compile_in_child(self, source: GrammarSource) -> CompiledGrammar:
         """Check a source, have a child process compile it, and return the grammar in the answer. Raises GrammarRefused
-        if the source is bad, takes too long or ends the process. Raises Unsupported if llguidance cannot read the
-        vocabulary, and Overloaded if too many sources wait or the process does not start."""
+        if the source is bad, takes too long, ends the process, or fails in it in another way. Raises Unsupported if
+        llguidance cannot read the vocabulary (all of these but a bad source are logged), and Overloaded if too many
+        sources wait or the process does not start."""
         _check_source(source)
         try:
             answer = (await self._children.run(framed(source.job()))).message

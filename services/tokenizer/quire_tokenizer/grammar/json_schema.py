@@ -41,8 +41,8 @@ def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> di
     """Return a copy of the schema with llguidance's options, without annotations such as titles. `true` is the empty
     schema. With `disable_additional_properties` of the source, objects are closed to further properties. With a source
     that is not `strict`, patterns that llguidance cannot enforce are removed, with a note in `warnings`; with a strict
-    one, they stay, so that compiling refuses the schema. Raises GrammarRefused for a value that is no schema, or has an
-    enum of more than MAX_CHOICES values."""
+    one, they stay, so that compiling refuses the schema. Raises GrammarRefused for a value that is neither an object
+    nor `true`, or has an enum of more than MAX_CHOICES values."""
     if value is True:
         value = {}
     if not isinstance(value, dict):
@@ -65,8 +65,8 @@ def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> di
 
 
 def _options(source: GrammarSource) -> dict[str, Any]:
-    """Return llguidance's options for a schema: whether it is lenient about keywords that it cannot enforce (unless the
-    source is strict), and the white space that an answer may have."""
+    """Return llguidance's options for a schema: it may take oneOf for anyOf, it is lenient about keywords that it
+    cannot enforce (unless the source is strict), and the white space that an answer may have."""
     options: dict[str, Any] = {"coerce_one_of": True, "lenient": not source.strict}
     if source.disable_any_whitespace:
         return {"whitespace_flexible": False, **options}

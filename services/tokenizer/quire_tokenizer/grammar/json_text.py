@@ -10,7 +10,8 @@ from quire_tokenizer.grammar.grammar_source import MAX_DEPTH, bad_grammar, too_l
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Parse JSON. Raises GrammarRefused if it is invalid, or nested too deeply. `what`: its name in the error."""
+    """Parse JSON. Raises GrammarRefused if it is invalid (NaN and Infinity included), or nested too deeply. `what`: its
+    name in the error."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -22,7 +23,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def check_depth(value: Any, what: str) -> None:
-    """Raise GrammarRefused if lists and objects are nested more than MAX_DEPTH levels deep. `what` is the value's name
+    """Raise GrammarRefused if any value lies within more than MAX_DEPTH lists and objects. `what` is the value's name
     in the error."""
     level, depth = [value], 0
     while level:
@@ -33,7 +34,7 @@ def check_depth(value: Any, what: str) -> None:
 
 
 def children(value: Any) -> Iterator[Any]:
-    """Yield the elements of a list, or the values of an object."""
+    """Yield the elements of a list, or the values of an object; nothing for any other value."""
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):

@@ -30,10 +30,10 @@ class ReasoningPrefix:
 
     def expression(self, grammar: LarkGrammar, prompt_end: PromptEnd) -> str:
         """Return the expression of the reasoning before the answer; empty if the model has none, or the prompt ends
-        after it. If the prompt ends within reasoning, the expression is the rest up to the end marker. If `prompt_end`
-        is "unknown", the whole reasoning is optional; for a family that is assumed to reason, only its start marker is
-        optional. For Harmony, `prompt_end` does not matter, and the expression ends with the header of the final
-        message."""
+        after it. If the prompt ends within reasoning, the expression is the rest up to the end marker; up to three
+        spaces or line breaks may follow the marker. If `prompt_end` is "unknown", the whole reasoning is optional; for
+        a family that is assumed to reason, only its start marker is optional. For Harmony, `prompt_end` does not
+        matter, and the expression ends with the header of the final message."""
         if self.is_harmony:
             return f"{harmony_reasoning(grammar)} {grammar.literal('<|channel|>final<|message|>')}"
         family = families.REASONING_FAMILIES.get(self.reasoning_parser)

@@ -72,8 +72,8 @@ class StructuralTags:
         return self._grammar.add_schema(prepare_schema(value, self._source, self._warnings))
 
     def _sequence(self, tag_format: Format) -> str:
-        """Return the expression of the format's elements, one after another. Raises GrammarRefused if `any_text` stands
-        before the last element, since nothing would end it."""
+        """Return the expression of the format's elements, one after another; without elements, that of the empty text.
+        Raises GrammarRefused if an element before the last is itself `any_text`, since nothing would end it."""
         elements = _list(tag_format, "elements")
         if any(isinstance(each, dict) and each.get("type") == "any_text" for each in elements[:-1]):
             raise bad_grammar(
@@ -89,8 +89,8 @@ class StructuralTags:
 
     def _rest(self, tag_format: Format) -> str:
         """Return the expression of a tag after its begin marker: the content, then one of the end markers. If the
-        content is any text, it ends at the first end marker. Raises GrammarRefused for a tag without an end or
-        content."""
+        content is any text, it ends at the first end marker; empty end markers then count only if all are empty. Raises
+        GrammarRefused for a tag without an end or content."""
         ends = tag_format.get("end")
         if isinstance(ends, str):
             ends = [ends]

@@ -28,8 +28,10 @@ _NO_CALL: Final = r"/([^{\[ \n](?s:.*))?/"
 def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, warnings: list[str]) -> str:
     """Return the expression of an answer with tool calls, in the format of this tool parser, without the reasoning
     (Harmony's is included). If calls are required, the answer is calls alone; otherwise free text may come instead of a
-    call and, if the family's calls have a start marker, before one. `parallel` of the source allows several calls.
-    Raises GrammarRefused for an unknown parser, a bad schema, or if there is no tool. What is not enforced is added to
+    call (for a family without a start marker, only text that does not begin with a bracket, a brace or white space). If
+    the family's calls have a start marker, free text may then come before a call too, and after it if `parallel` allows
+    several blocks of calls; not in Harmony. `parallel` of the source allows several calls, except in Harmony. Raises
+    GrammarRefused for an unknown parser, a bad schema, or if there is no tool. What is not enforced is added to
     `warnings`."""
     family = families.TOOL_FAMILIES.get(parser)
     if family is None and parser != families.HARMONY:
@@ -53,9 +55,9 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
 
 def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
     """Return the tools that may be called (only `source.tool` if that is named; tools without a name are skipped), each
-    with a prepared schema: the tool's own if the tool is strict or a call is required, otherwise a schema of any
-    object. Adds to `warnings` the parts of schemas that are not enforced. Raises GrammarRefused if there is no tool, or
-    a schema is bad."""
+    with a prepared schema: the tool's own `parameters` if it has some and the tool is strict or a call is required,
+    otherwise a schema of any object. Adds to `warnings` the parts of schemas that are not enforced. Raises
+    GrammarRefused if there is no tool, or a schema is bad."""
     given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:

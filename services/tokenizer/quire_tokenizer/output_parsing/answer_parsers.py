@@ -84,8 +84,8 @@ class AnswerParsers:
         }
 
     def wanted(self, options: ParseOptions) -> bool:
-        """Whether an answer with these options needs a parser: it wants calls or reasoning, and the model has a parser
-        for them."""
+        """Whether an answer with these options needs a parser: it wants calls and the model has a tool parser, or it
+        wants reasoning and the model has a reasoning parser or Harmony's tool parser."""
         return (options.calls and bool(self.tool_parser)) or (
             options.reasoning and (bool(self.reasoning_parser) or self._harmony)
         )
@@ -114,17 +114,19 @@ class AnswerParsers:
         return "answering" if tail.endswith(self._reasoning.markers.end) else "unknown"
 
     def _markers_of(self, *, calls: bool, reasoning: bool) -> frozenset[str]:
-        """Return the markers to look for if calls, reasoning or both are wanted. For Harmony, they are always all of
-        its markers."""
+        """Return the markers to look for if calls, reasoning or both are wanted. If either parser is Harmony's,
+        they are always all of its markers."""
         if self._harmony:
             return harmony.MARKERS
         markers = self._tools.markers if calls and self._tools else frozenset[str]()
         return markers | (self._reasoning.markers.all if reasoning and self._reasoning else frozenset[str]())
 
     def _parser(self, options: ParseOptions, writer: PartWriter) -> OutputParser:
-        """Make the parser of one answer: Harmony's, or the tool parser if calls are wanted, else one of plain content.
-        If reasoning is wanted, a reasoning parser is put around this parser. The reasoning parser starts within
-        reasoning if the prompt ends so, or if this is unknown and the family assumes it."""
+        """Make the parser of one answer. If the model's tool or reasoning parser is Harmony's, Harmony's parser alone
+        is returned, whatever is wanted. Else it is the tool parser if calls are wanted and the model has one, or a
+        parser of plain content. If reasoning is wanted and the model has a reasoning parser, that one is put around it.
+        The reasoning parser starts within reasoning if the prompt ends so, or if this is unknown and the family assumes
+        it."""
         if self._harmony:
             return HarmonyParser(writer, calls=options.calls)
         parser: OutputParser = PlainContent(writer)

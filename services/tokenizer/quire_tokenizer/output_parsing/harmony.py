@@ -54,8 +54,8 @@ class HarmonyParser:
             self._header += text
 
     def parse_marker(self, marker: str) -> None:
-        """Begin a message after its header, or end it at an end marker or the next start. Any other marker belongs to
-        the header, or is text within a message."""
+        """Begin a message after its header, or end the message or the header at an end marker or the next start. Any
+        other marker belongs to the header, or is text within a message."""
         if self._write is None and marker == MESSAGE:
             self._begin()
         elif self._write is None and marker not in ENDS and marker != START:
@@ -66,8 +66,8 @@ class HarmonyParser:
             self.parse_text(marker)
 
     def end(self) -> None:
-        """End the answer. A header without a message is dropped; if the answer has no message at all, the header is
-        content."""
+        """End the answer. A header without a message is dropped (see `_end_message`); if the answer has no message at
+        all, the header is content."""
         header, before = self._header, self._before
         self._end_message()
         if before and header:

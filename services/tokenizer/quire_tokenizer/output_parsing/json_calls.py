@@ -152,8 +152,8 @@ class JsonCall:
         return at + 1
 
     def stream_arguments(self, text: str, at: int = 0) -> int:
-        """Write arguments from `at` on as they come, up to their end. Returns the index after the text that was read.
-        `feed` calls this function; while the call `streams`, others may too."""
+        """Write arguments from `at` on as they come, up to their end, where a call of `of_arguments` is `done`. Returns
+        the index after the text that was read. `feed` calls this function; while the call `streams`, others may too."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._writer.write_arguments(text[at:])
@@ -164,9 +164,10 @@ class JsonCall:
         return end
 
     def _in_value(self, text: str, at: int) -> int:
-        """Buffer a value up to its end, and process it. A name begins the call; a name that is not accepted fails the
-        call. Arguments are written, or kept until the name comes; a string of JSON counts as that JSON. Other values
-        are dropped. Returns the index after the text that was read."""
+        """Buffer a value up to its end, and process it. A name begins the call; one that is empty, no string or not
+        accepted fails the call. Arguments are written, or kept until the name comes; a string counts as its text, even
+        if that is no JSON, and as {} if it is empty or has invalid escapes. Only the first name and the first arguments
+        count; other values are dropped. Returns the index after the text that was read."""
         end = self._scanner.feed(text, at)
         if end < 0:
             self._parts.append(text[at:])
@@ -370,9 +371,9 @@ class JsonToolParser:
             self._in_body(text, end)
 
     def _in_body(self, text: str, at: int = 0, *, is_marker: bool = False) -> None:
-        """Parse text of calls: separators, then one call after another. If a call fails before its name, its text and
-        the rest are content, unless `_parse_held` finds a marker in it. If it fails later, the text up to the end
-        marker is written as arguments."""
+        """Parse text of calls: separators, then one call after another. White space of content that is still held back
+        is dropped when a call gets its name. If a call fails before its name, its text and the rest are content, unless
+        `_parse_held` finds a marker in it. If it fails later, the text up to the end marker is written as arguments."""
         self.parse_text = self._in_body
         if self._held is not None:
             self._held.append((text, is_marker))
@@ -465,9 +466,10 @@ class JsonToolParser:
         return True
 
     def _give_up(self, end_marker: str = "") -> None:
-        """End the call in progress. If it has no name, its text and the end marker become content, and NO_CALL_FOUND is
-        added to the writer's failures, unless the text was a bare object. White space and separators alone are dropped,
-        and so is a start marker that neither a call nor an end marker follows."""
+        """End the call in progress; a marker that is held in it is parsed first (see `_parse_held`). If it has no name,
+        its text and the end marker become content, and NO_CALL_FOUND is added to the writer's failures, unless the text
+        was a bare object. White space and separators alone are dropped, and so is a start marker that neither a call
+        nor an end marker follows."""
         self._parse_held()
         header, call, body = self._header, self._call, self._body
         self._header = self._call = None

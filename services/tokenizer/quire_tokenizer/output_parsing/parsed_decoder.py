@@ -40,9 +40,9 @@ class ParsedDecoder:
         """Number of reasoning tokens so far, without the markers around them."""
 
     def feed(self, token_id: int) -> str:
-        """Decode and parse a token. Returns the text without markers that the parser has written meanwhile; the parser
-        may hold text back. A token counts as a reasoning token if the answer is within reasoning before and after
-        it."""
+        """Decode and parse a token. Returns the text that the parser has written meanwhile; the parser may hold text
+        back, and leaves out markers, except those that it takes for text. A token counts as a reasoning token if the
+        answer is within reasoning before and after it."""
         text = self._decoder.feed(token_id)
         marker = self._markers.get(token_id) if self._markers else None
         inner = self._inner
@@ -62,7 +62,7 @@ class ParsedDecoder:
 
     def flush(self) -> str:
         """End the answer. Returns the rest of its text, which the decoder and the parser held back, and checks the
-        arguments of the last call."""
+        arguments of the last call for `failures`."""
         text = self._decoder.flush()
         if text:
             self._parser.parse_text(text)

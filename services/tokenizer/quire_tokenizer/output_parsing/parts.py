@@ -86,7 +86,8 @@ class PartWriter:
         self._add(_NAME, self._calls - 1, _encodable(name))
 
     def write_arguments(self, text: str) -> None:
-        """Append to the arguments of the last call. Lone surrogates become question marks."""
+        """Append to the arguments of the last call, which also keeps them until they are checked. Lone surrogates
+        become question marks."""
         self._arguments.append(text)
         if not text.isascii():
             text = _encodable(text)
@@ -132,8 +133,9 @@ class PartWriter:
         return taken
 
     def _check_arguments(self, *, last: bool) -> None:
-        """Add to `failures` if the arguments of the last call are not JSON: UNFINISHED if the answer ends within them
-        (only with `last`), else BAD_ARGUMENTS. Then forget these arguments. Does nothing before the first call."""
+        """Add to `failures` if the arguments of the last call are not JSON: with `last`, UNFINISHED if the answer ends
+        before their value is complete, as when they are empty; else BAD_ARGUMENTS. Then forget these arguments. Does
+        nothing before the first call."""
         if not self._calls:
             return
         text, self._arguments = "".join(self._arguments).strip(), []
@@ -142,8 +144,8 @@ class PartWriter:
             self.failures.append(UNFINISHED if cut else BAD_ARGUMENTS)
 
     def _add(self, kind: int, call: int, text: str) -> None:
-        """Append text to the current part, or begin a new part if its kind or call is another. Empty text begins no
-        part."""
+        """Append text to the answer and to its current part, or begin a new part if its kind or call is another. Empty
+        text begins no part."""
         self._text += text
         if kind == self._kind and call == self._call:
             self._chars += len(text)
@@ -155,7 +157,8 @@ class PartWriter:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is one JSON value, whose strings may contain control characters."""
+    """Whether a text is one JSON value, whose strings may contain control characters; NaN and Infinity count as values.
+    False if it is nested too deeply for the parser."""
     try:
         DECODER.decode(text)
     except (ValueError, RecursionError):

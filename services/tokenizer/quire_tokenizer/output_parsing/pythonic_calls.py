@@ -77,7 +77,7 @@ class PythonicToolParser:
     def _in_start(self) -> bool:
         """Look for the beginning of the list: a bracket, a name and a parenthesis. Returns True if it is there, False
         if more text is needed. An answer that begins otherwise, or whose beginning has more than MAX_NAME_CHARS
-        characters, white space included, is content."""
+        characters, white space included, is content. White space before the list is dropped."""
         found = _BEGIN.match(self._text)
         if found and found.end() <= MAX_NAME_CHARS:
             # The bracket is content only if no call follows it.
@@ -89,8 +89,9 @@ class PythonicToolParser:
         return False
 
     def _in_list(self) -> bool:
-        """Skip commas and white space, and begin a call or end the list. Returns True if a call begins, False if more
-        text is needed or the list has ended. Text after the list is content."""
+        """Skip commas and white space, and end the list at `]` or begin a call at any other character. Returns True if
+        a call begins, False if more text is needed or the list has ended. Text after the list, without the white
+        space before it, is content."""
         self._text = self._text.lstrip(_BETWEEN)
         if not self._text:
             return False
@@ -141,8 +142,8 @@ class PythonicToolParser:
         return True
 
     def _give_up(self) -> None:
-        """Take the rest of the answer as content, and write the text that was not parsed. If a call had begun,
-        NO_CALL_FOUND is added to the writer's failures."""
+        """Take the rest of the answer as content, and write the text that was not parsed, with the opening bracket if
+        no call was written. If a call had begun, NO_CALL_FOUND is added to the writer's failures."""
         if self._state == self._in_call:
             self._writer.note_no_call()
         self.parse_text = self._content.write
@@ -153,7 +154,8 @@ class PythonicToolParser:
 
 def _parse(call: str) -> tuple[str, str] | None:
     """Return the name, and the arguments as JSON. None if this is not a call whose arguments are all keywords with
-    literal values, or if JSON cannot express a value, such as a set or an infinite number."""
+    literal values, or if JSON cannot express a value, such as a set or an infinite number. Tuples become lists, and
+    keys of dicts strings. The name may have dots."""
     plain = _parse_plain(call)
     if plain is not None:
         return plain

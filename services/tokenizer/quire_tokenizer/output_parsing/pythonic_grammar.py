@@ -93,8 +93,8 @@ def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int)
 def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
     """Return the expression of a literal of one type. Numbers, and strings with a pattern, length or format, are JSON
     of their schema. Lists and objects check their items and properties; at _MAX_LEVELS they are empty. An object whose
-    schema has no properties may have any, with values that are not lists or objects. Other strings, and unknown types,
-    are any text in quotes."""
+    schema has no properties may have any, with values that are not lists or objects; the same holds for items of a list
+    without `items`. Other strings, and unknown types, are any text in quotes."""
     if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
         alone = part_of(root, {**schema, "type": kind})
         return writer.add_schema(
@@ -121,7 +121,8 @@ def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     """Return the schema to which the references of a schema lead within `root`; an empty schema if they lead nowhere,
-    or through more than _MAX_LEVELS schemas."""
+    or through more than _MAX_LEVELS schemas. A path leads through objects only; `#` alone leads nowhere. Keywords
+    beside a reference are ignored."""
     for _ in range(_MAX_LEVELS):
         if not isinstance(schema, dict):
             return {}

@@ -100,7 +100,8 @@ class ReasoningParser:
 
     def _marker_while_thinking(self, marker: str) -> None:
         """End reasoning at an end marker, and drop the white space before it; an implied end marker goes to the inner
-        parser too. Other markers are part of the reasoning, but a start marker at the very beginning is dropped."""
+        parser too. Other markers are part of the reasoning, but a start marker before the first text other than white
+        space is dropped."""
         if marker == self._markers.end or marker in self._markers.implied_ends:
             self.thinking = False
             self._reasoning.drop()

@@ -68,7 +68,8 @@ class ToolSchemas:
 
 def _types_of(schema: Any, depth: int) -> set[str]:
     """Return the names of the types that a schema allows by `type`, anyOf, oneOf and allOf, or else those of its enum's
-    values. Empty: the schema does not say, or is nested too deeply. `depth` counts the schemas around this one."""
+    values. References and const are not looked at. Empty: the schema does not say, or is nested too deeply. `depth`
+    counts the schemas around this one."""
     if not isinstance(schema, dict) or depth > 8:
         return set()
     found = schema.get("type")
@@ -97,8 +98,8 @@ def _name_of(value: object) -> str:
 
 
 def _is_of(value: object, kind: str) -> bool:
-    """Whether a value has this type of JSON schemas. A bool is no number. False for "string" and for names of no
-    type."""
+    """Whether a value has this type of JSON schemas. A bool is no number, and 1.0 is no integer. False for "string" and
+    for names of no type."""
     if kind == "integer":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":

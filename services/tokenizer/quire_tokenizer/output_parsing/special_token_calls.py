@@ -89,8 +89,8 @@ class SpecialTokenToolParser:
 
     def parse_marker(self, marker: str) -> None:
         """Begin or end a section or a call. A call may begin anywhere, and ends the call before it. The separator ends
-        a call's header; then the arguments begin, or the line with the name if `fenced`. A marker in another place is
-        text."""
+        a call's header; then the arguments begin if the header has a name (see `_begin_call`), or the line with the
+        name if `fenced`. A marker in another place is text."""
         call_format = self._format
         if marker == call_format.call_begin:
             self._end_call()
@@ -160,8 +160,8 @@ class SpecialTokenToolParser:
             self._in_arguments(rest[fence.end() :] if fence else rest)
 
     def _in_arguments(self, text: str) -> None:
-        """Write a piece of the arguments. If `fenced`, hold back backticks, spaces and line breaks at the end, which
-        may close the block of code."""
+        """Write a piece of the arguments, without the white space around them. If `fenced`, hold back backticks, spaces
+        and line breaks at the end, which may close the block of code."""
         if not text:
             return
         if not self._format.fenced:

@@ -71,8 +71,9 @@ class XmlCallFormat:
         return writer.add_rule("call", " ".join(parts))
 
     def _value(self, writer: GrammarWriter, tool: ToolFunction, key: str, schema: Any, schemas: ToolSchemas) -> str:
-        """Return the expression of a parameter, its key and value between their markers. The value is one of the texts
-        that the schema lists; free text if it may be a string, or the schema does not say; else JSON of its schema."""
+        """Return the expression of a parameter, its key and value between their markers. The value is one of the
+        schema's enum if all of these are strings; free text up to the end marker if it may be a string, or the schema
+        does not say; else JSON of its schema."""
         line = "\n" if self.lines else ""
         between = f"\n{self.value}" if self.value else ""
         head, end = writer.literal(f"{self.key}{key}{self.key_end}{between}{line}"), f"{line}{self.value_end}\n"
@@ -118,8 +119,8 @@ class XmlToolParser:
 
     def parse_marker(self, marker: str) -> None:
         """Move between the parts of a call: its begin, name, keys, values and end. Within a value, any marker but its
-        end is text. A marker that does not fit is content outside of calls, makes content of a call without a name, and
-        is skipped in a call with one."""
+        end is text. A marker that does not fit is skipped in a call whose name is known. Anywhere else it is content,
+        with the text of a call that has no name yet; then content goes on until the next begin marker."""
         call_format, state = self._format, self.parse_text
         if state == self._in_value and marker != call_format.value_end:
             self._in_value(marker)
@@ -160,8 +161,8 @@ class XmlToolParser:
         self._content.release()
 
     def _between(self, text: str) -> None:
-        """Skip text between the parts of a call. Before the name, only white space may come; any other text makes the
-        text of the call content."""
+        """Skip text between the parts of a call. Before the name, and behind the end of a call, only white space may
+        come; after any other text, what was read there is content (see `_give_up`)."""
         if not self._name:
             if text.isspace():
                 self._body += text
@@ -173,7 +174,7 @@ class XmlToolParser:
 
     def _in_name(self, text: str) -> None:
         """Read a name up to `name_end`, which may have begun in an earlier piece of text, and begin the call. If the
-        name gets too long, the text is content."""
+        markers, white space and name get longer than MAX_NAME_CHARS, they are content (see `_give_up`)."""
         self._held += text
         if not self._format.name:
             self._held = self._held.lstrip()
@@ -189,7 +190,8 @@ class XmlToolParser:
 
     def _in_key(self, text: str) -> None:
         """Read a key. Without a marker for values, the key ends at `key_end` in the text, and the value begins. If such
-        a key reaches MAX_NAME_CHARS characters, the call ends, and the key is content."""
+        a key reaches MAX_NAME_CHARS characters, the call ends with the parameters that it has, and the key is content;
+        no failure is noted."""
         self._key += text
         if self._format.value:
             return
@@ -204,7 +206,8 @@ class XmlToolParser:
                 self._in_value(rest)
 
     def _begin_call(self) -> None:
-        """Begin the call whose name was read. Without a name, the text is content."""
+        """Begin the call whose name was read, without the white space around it. Without a name, the text is content
+        (see `_give_up`)."""
         name, self._held = self._held.strip(), ""
         if not name:
             self._give_up("")
@@ -214,8 +217,8 @@ class XmlToolParser:
         self._name, self._count, self.parse_text = name, 0, self._between
 
     def _begin_value(self) -> None:
-        """Write the key whose text was read, and begin its value. A value that can only be a string is written as it
-        comes; other values are buffered."""
+        """Write the key whose text was read, and begin its value. A value that can only be a string, or whose type the
+        schema does not say, is written as it comes; other values are buffered."""
         key = self._key.strip()
         self._writer.write_arguments(f"{', ' if self._count else '{'}{ENCODER.encode(key)}: ")
         self._count += 1
@@ -239,8 +242,8 @@ class XmlToolParser:
         self._writer.write_arguments(kept if kept.isalnum() else ENCODER.encode(kept)[1:-1])
 
     def _end_value(self) -> None:
-        """End a value: write the closing quote, or the buffered text as JSON of a type that the schema allows, without
-        one line break at its start and end."""
+        """End a value: write the closing quote, or the buffered text, without one line break at its start and end, as
+        JSON (see ToolSchemas.value)."""
         if self._value is None:
             self._writer.write_arguments('"')
         else:
@@ -253,7 +256,8 @@ class XmlToolParser:
         self._name, self._body, self.parse_text = "", "", self._between
 
     def _end_section(self) -> None:
-        """End the section. A call without an end marker ends here; a call without a name is content."""
+        """End the section. A call without an end marker ends here; a call without a name is content (see
+        `_give_up`)."""
         if self.parse_text == self._in_name and not self._format.name:
             self._begin_call()
         if self._name:
