@@ -67,10 +67,11 @@ def load_configured(
     show: Callable[[StepDecoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
     """Import torch, set its number of threads (--torch-threads, else the usable cores at most), and load the configured
-    model. It goes on a GPU if --device is cuda, or auto and torch finds one; else on the CPU. `progress` gets each
-    phase's name, bytes done and bytes in all (0 and 0 if it has no size). `show` is called with the decoder and its
-    pages (as in Ops.plan), before any device is made. Raises ConfigError for a setting, file or machine that does not
-    fit, Unsupported for a model or option that Quire does not have."""
+    model. It goes on a GPU if --device is cuda, or auto and torch finds one; else on the CPU. Before the weights, the
+    logits processors and the model's sampling defaults are loaded; at the end, another process may test whether
+    grammars can be applied. `progress` gets each phase's name, bytes done and bytes in all (0 and 0 if it has no size).
+    `show` is called with the decoder and its pages (as in Ops.plan), before any device is made. Raises ConfigError for
+    a setting, file or machine that does not fit, Unsupported for a model or option that Quire does not have."""
     _check(config)
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
@@ -145,9 +146,10 @@ def _load_on_gpu(
     show: Callable[[StepDecoder[Any], Tensor], None],
 ) -> ServedModel:
     """Load the model's weights and KV pages onto the GPU; the returned ServedModel makes the device and the copier
-    later. `progress` and `show` are called as `load_configured` says. Raises ConfigError NO_GPU if torch finds no GPU,
-    and Unsupported for another --dtype than bfloat16, for --quantize, or if --batch-invariant cannot be kept. Grammars
-    are applied only on x86-64, as MaskRing requires."""
+    later, and has the descriptor of the pages' memory unless --peer-listen is off. `progress` and `show` are called as
+    `load_configured` says. Raises ConfigError NO_GPU if torch finds no GPU, and Unsupported for another --dtype than
+    bfloat16, for --quantize, or if --batch-invariant cannot be kept. Grammars are applied only on x86-64, as MaskRing
+    requires."""
     import torch
 
     if config.dtype not in ("auto", "bfloat16"):

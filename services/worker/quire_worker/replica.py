@@ -105,8 +105,9 @@ def from_host(pages: PageBytes) -> MakeCopier:
 
 
 class Replica:
-    """The constructor starts the model thread and the processes beside it; `close` ends them. `on_fatal` gets the error
-    that ends the model thread."""
+    """The constructor starts the model thread and, if a kvstore is configured, its transfer agent; `close` ends them.
+    The matcher's processes start with the first grammar, and the agent for other workers starts when it is needed.
+    `on_fatal` gets the error that ends the model thread."""
 
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
@@ -163,7 +164,8 @@ class Replica:
 
 
 def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherPool | None:
-    """Return the engine's side of the matcher processes; None if the model's capabilities lack structured output."""
+    """Return the engine's side of the matcher processes; None if the model's capabilities lack structured output.
+    Starts no process yet."""
     if STRUCTURED_OUTPUT not in loaded.info.capabilities:
         return None
     row_tokens = loaded.max_constrained_row_tokens
@@ -188,9 +190,9 @@ def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListen
 def _make_transfer_agents(
     config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners, peers: KvTransferAgent
 ) -> KvTransferAgent:
-    """Return one KV transfer agent that passes each move on by its kind. Moves between workers go to `peers`. If a
-    kvstore is configured, its agent is started here and gets loads and stores. Other moves are refused. Raises
-    ConfigError for bad TLS settings."""
+    """Return one KV transfer agent that passes each move on by its kind. Moves between workers, of the kinds that the
+    listeners make possible, go to `peers`. If a kvstore is configured, its agent is started here and gets loads and
+    stores. Other moves are refused. Raises ConfigError for bad TLS settings."""
     by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(listeners.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move

@@ -42,15 +42,16 @@ class RunStream:
 
     def reports(self) -> Iterator[worker_pb2.Report]:
         """Check the scheduler's hello, attach to the model thread, and yield the worker's hello and then Reports; a
-        thread reads Grants meanwhile. Detaches at the end. Raises the error of a missing or wrong hello, or the
+        thread reads Grants meanwhile. A Grant that cannot be decoded is logged, and ends the session with its error.
+        Detaches at the end, also when the call is cancelled. Raises the error of a missing or wrong hello, or the
         QuireError that ended the session."""
         self._greet()
         session = self._loop.attach()
         self._context.add_callback(lambda: self._loop.detach(session))
 
         def read() -> None:
-            """Pass Grants to the model thread until the stream ends, then detach. A Grant that cannot be decoded ends
-            the session with its error, which is logged, unless the scheduler has left."""
+            """Pass Grants to the model thread until the stream ends, then detach. Any error, such as that of a Grant
+            that cannot be decoded, is logged and ends the session, unless the scheduler has left."""
             error: QuireError | None = None
             try:
                 for message in self._requests:

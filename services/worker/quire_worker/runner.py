@@ -98,8 +98,8 @@ class ModelRunner:
         return found
 
     def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
-        """Compute the logits [rows, vocabulary] of the given rows. The linear layer sees a padded number of rows;
-        padding repeats the first row and is cut off."""
+        """Compute the logits [rows, vocabulary] of the given rows, at least one. The linear layer sees a padded number
+        of rows; padding repeats the first row and is cut off."""
         index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
         index[: rows.size] = rows
         return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]

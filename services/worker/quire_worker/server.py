@@ -50,9 +50,9 @@ class WorkerService:
         return [worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name]
 
     def start(self) -> None:
-        """Load the model and start the engine, with its metrics; watchers of Load see the progress. Set Python's switch
-        interval between threads to 0.1 ms. If the load or the start fails, give the watchers up to a second to receive
-        the error, then raise the error."""
+        """Load the model and start the engine, with its metrics; watchers of Load see the progress. A later error of
+        the model thread ends the process without a drain. Set Python's switch interval between threads to 0.1 ms. If
+        the load or the start fails, give the watchers up to a second to receive the error, then raise the error."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             config = with_model_path(self._config, self._watch.progress)

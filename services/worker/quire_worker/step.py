@@ -43,7 +43,7 @@ class PromptScores:
     token: Int32
     """[T] the tokens. T is at most the number of rows of the chunk."""
     wanted: int
-    """The number of alternatives that are wanted for each token."""
+    """The number of most likely tokens that are wanted at each place, among which the token itself may be."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,8 @@ class StepBatch:
     params: ParamRows
     """[S] the sampling parameters of each sequence; see sampling/param_rows.py."""
     logprobs: Int32
-    """[S] number of alternatives to report for the sampled token; -1: none; 0: the chosen token only."""
+    """[S] number of most likely tokens to report beside the sampled one, which may be among them; 0: the sampled token
+    only; -1: no logprobs."""
     blocked: Mapping[int, Int32] = field(default_factory=dict)
     """Sequence index -> token ids that may not be sampled at this step (stop ids before min_tokens is reached).
     Logprobs are of the raw logits, so `blocked` does not change them."""
@@ -117,7 +118,7 @@ class StepBatch:
     def put_drafts(self, proposed: Int32) -> None:
         """Write proposed drafts [S, max(drafts)] into the draft rows of each sequence. A sequence's drafts end before
         its first -1, and its draft rows without a draft are removed. Columns that change are replaced, and the old
-        arrays stay as they are."""
+        arrays stay as they are. `drafts` becomes empty if no sequence has a draft."""
         if len(self.token) == len(self.count) + int(self.drafts.sum()) and not (proposed[:, 0] >= 0).any():
             # The usual case, made fast: each sequence has one known token, and gets no draft.
             self.token = self.token[np.cumsum(self.count) - self.count]

@@ -81,7 +81,7 @@ class CudaCopier:
 
     def record_event(self) -> int:
         """Enqueue an event behind all copies begun so far, and return its ticket. If no event can be made, log the
-        error and wait here until the copies have ended."""
+        error and wait here until the copies have ended; an error of the GPU is raised then."""
         self._marked += 1
         try:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -102,7 +102,7 @@ class CudaCopier:
 
     def close(self) -> None:
         """End the thread, waiting for it for a limited time, wait for all copies, close peers' memory and release the
-        ring."""
+        ring. An error of the GPU in a copy is raised before memory and ring are released."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._stream.synchronize()

@@ -124,8 +124,9 @@ class CudaDevice:
 
     def launch(self, batch: StepBatch) -> None:
         """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, run
-        each sequence alone here and now (all fail if tokens were fed back already), keep the outcome and call `wake`.
-        Raises DEVICE_BROKEN if the GPU itself fails, DEVICE_HUNG if a step hangs."""
+        each sequence alone here and now (a step of one sequence just fails; all fail if tokens may have been fed back
+        already), keep the outcome and call `wake`. Raises DEVICE_BROKEN if the GPU itself fails, DEVICE_HUNG if a step
+        hangs."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -172,8 +173,9 @@ class CudaDevice:
         return self._outcome(self._launch(batch))
 
     def _examine(self, error: Exception) -> None:
-        """Return if the step itself has caused a launch's error, after resetting the counters of masks. If the GPU has
-        failed, mark the device as broken and raise DEVICE_BROKEN. Waits for the stream."""
+        """Return if the step itself has caused a launch's error, after resetting the counters of masks. Waits for the
+        stream. If this wait fails, or the error is torch's AcceleratorError, the GPU has failed: mark the device as
+        broken and raise DEVICE_BROKEN."""
         try:
             self._stream.synchronize()
             if self._body.masks is not None:
@@ -200,8 +202,9 @@ class CudaDevice:
         return partial(self._host_rows.edit, batch, places)
 
     def prepare(self) -> bool:
-        """Capture one graph, or plan one prompt length for cuDNN; returns whether more may be left. If this fails, that
-        is logged. The device then prepares and captures nothing any more, and such steps run kernel by kernel."""
+        """Capture one missing graph and, if none is left then, plan one prompt length for cuDNN; returns whether more
+        may be left. If this fails, that is logged. The device then prepares and captures nothing any more, and such
+        steps run kernel by kernel."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -216,9 +219,9 @@ class CudaDevice:
             self._graphs.give_up()
 
     def _prepare(self) -> bool:
-        """Capture one graph that is missing, else make one cuDNN plan; returns whether more may be left. Before the
-        first plan, a step of padding is launched (see _launch_nobody). An error of the capture or of the plan is
-        raised."""
+        """Capture one missing graph and, if none is left then, make one cuDNN plan; returns whether more may be left.
+        Before the first plan, a step of padding is launched (see _launch_nobody). An error of the capture or of the
+        plan is raised."""
         if self._graphs is not None and self._graphs.capture(1):
             return True
         if self._fresh is None:
@@ -261,7 +264,8 @@ class CudaDevice:
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:
         """Decide how a step is launched: by which graph, and in which layout. The plan of an earlier step is used again
-        while the same sequences decode, unless a sequence has a logits processor state."""
+        while the same sequences decode, unless a sequence has a logits processor state or stop ids that are still
+        blocked (see is_next_step)."""
         if self._planned is None or batch.controls or not is_next_step(self._planned[0], batch):
             graph, layout = self._find(batch)
             self._planned = batch, _StepPlan(graph, layout, _places(batch, layout))
@@ -300,8 +304,8 @@ class CudaDevice:
             return graphs.find(size, fresh=fresh)
 
     def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
-        """Return the long prompts (from LEAST_TOKENS tokens on) that begin in this step and are left to cuDNN; none
-        without `fresh` plans. Their rows count from the first row that prefills."""
+        """Return the chunks that are left to cuDNN: those of at least LEAST_TOKENS tokens that begin at position 0.
+        There are none without `fresh` plans. Their rows count from the first row that prefills."""
         if self._fresh is None:
             return ()
         chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
@@ -320,7 +324,7 @@ class CudaDevice:
                 self.wake()
 
     def _end(self, in_flight: _InFlightStep) -> None:
-        """Wait for a step's results and keep its outcome; an exception marks the device as broken."""
+        """Wait for a step's results and keep its outcome; an exception is logged and marks the device as broken."""
         try:
             self._ended.append(self._outcome(in_flight))
         except Exception:

@@ -90,8 +90,8 @@ class LogitsStates:
         self._num_bytes = 0
 
     def _state(self, slot: int, controls: LogitsState, *, fed: bool) -> Tensor | None:
-        """The slot's state on the device, made if another sequence holds the slot and enlarged if a token that is `fed`
-        may not fit; None if there is no room."""
+        """The slot's state on the device, made if the slot has no state of this sequence and enlarged if a token that
+        is `fed` may not fit; None if there is no room."""
         held = self._held.get(slot)
         if held is None or held.controls is not controls:
             if held is not None:
@@ -119,8 +119,8 @@ class LogitsStates:
         return held
 
     def _grow(self, held: _DeviceState) -> _DeviceState | None:
-        """Move a state, with the device's changes, to memory with room for about twice as many ids. Returns None if
-        there is no room. The ids and their counts are at the end of a state."""
+        """Move a state, with the device's changes, to memory with room for about twice as many ids, but no more than it
+        may need. Returns None if there is no room. The ids and their counts are at the end of a state."""
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
         added = 2 * (after - before)

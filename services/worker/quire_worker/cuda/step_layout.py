@@ -186,8 +186,8 @@ class StepLayout:
 
     def pack_next(self, batch: StepBatch, into: Int32, before: Int32) -> int:
         """Update a buffer that holds an earlier step of the same sequences, packed by this layout; all of them decode.
-        Only the changes since the positions `before` are written. Returns how many words are used. The KV splits may
-        stay as they were then."""
+        Only positions, the flags of last tokens, KV splits and page tables are written. If possible, the KV splits that
+        were made for the positions `before` are extended. Returns how many words are used."""
         count, position = len(batch.position), batch.position
         for name, values in (
             ("position", position),
@@ -223,8 +223,8 @@ class StepLayout:
         return self.words(width)
 
     def _pack_rows(self, batch: StepBatch, decodes: int, here: Int32, first: Int32, into: Int32) -> None:
-        """Write the columns by row (token, fed, position, sequence), padding included, and the prefill tiles, those
-        with most keys first."""
+        """Write the columns by row (token, fed, position, sequence), padding included, and the tiles of prefill chunks
+        that are not left to cuDNN, and of decode rows if the tiling is `even`. Tiles with most keys come first."""
         size, count = self.size, batch.count
         rows = len(batch.token)
         prefill = slice(size.decodes, size.decodes + rows - decodes)

@@ -103,9 +103,9 @@ def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> 
 
 
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool = False) -> list[StepSize]:
-    """Return a few sizes whose steps use all kernels of any graph: the first `count` that are captured, the one with
-    the most sequences, long ones, one with filters, and two with logits processor states, which have different layouts
-    of results. If the device applies grammars (`masked`), there is one of each kind with masks."""
+    """Return a few sizes whose steps use all kernels of any graph: the first `count` that are captured, one that
+    decodes `max_num_seqs` sequences, long ones, one with filters, and two with logits processor states, which have
+    different layouts of results. If the device applies grammars (`masked`), there is one of each kind with masks."""
     sizes = graph_sizes(max_num_seqs, max_tokens)
     long = list[StepSize]()
     for least in _LONG_ROWS:
@@ -120,8 +120,9 @@ def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool
 def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int, *, masked: bool = False) -> list[StepSize]:
     """Return the sizes of steps that are captured in pieces, which are those with more than MOST_PADDED_ROWS prefill
     rows. The most wanted come first: full steps, shorter steps, then the same with logits processor states. If the
-    device applies grammars (`masked`), all of these follow with masks. All have filters. The number of rows is a
-    multiple of `piece`, and exceeds the tokens by up to one `piece`, since a fresh chunk at a step's end is padded."""
+    device applies grammars (`masked`), all of these follow with masks. All have filters. The number of prefill rows is
+    a multiple of `piece`. In the largest size for a number of decode rows, it exceeds the tokens by one `piece` or
+    more, but by less than two, since a fresh chunk at a step's end is padded."""
     full, shorter = list[StepSize](), list[StepSize]()
     for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
         most = _round_up(left, piece) + piece

@@ -94,7 +94,7 @@ class Engine:
     def begin_run(self) -> Epoch:
         """Begin a new run, for another scheduler or after the last one has gone. Blocks until no step runs, so that
         none writes to a page later; then forgets all slots, pages, moves and the budget. Returns the new epoch, in
-        which Grants count from 1. Raises the errors of `Device.drain`."""
+        which Grants count from 1; step numbers go on. Raises the errors of `Device.drain`."""
         self._device.drain()
         self._in_flight.clear()
         self._outcomes.clear()
@@ -124,10 +124,10 @@ class Engine:
         self._draining = self._to_announce = True
 
     def launch(self) -> bool:
-        """Form a step and hand it to the device; returns whether a step was launched. Before that, takes in ended
-        moves, and lets waiting slots run if their cached range is ready. Nothing is launched, and False is returned, at
-        `depth` steps in flight, before the first budget, after the budget's last step, or if no slot can run. Raises
-        DEVICE_BROKEN or DEVICE_HUNG if the device does."""
+        """Form a step and hand it to the device; returns whether a step was launched. Does nothing, and returns False,
+        at `depth` steps in flight, before the first budget, or after the budget's last step. Else it first takes in
+        ended moves, and lets waiting slots run if their cached range is ready; if no slot can run then, it returns
+        False. Raises DEVICE_BROKEN or DEVICE_HUNG if the device does."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -167,7 +167,7 @@ class Engine:
         """Process ended steps and moves, and return the next Report; None: there is nothing to report. A Report tells
         of the oldest step that has ended, and of ended moves. If no step has ended, waiting slots may begin to run, and
         the Report tells of moves, of due errors without a step, or that the worker drains. While nothing runs, it
-        acknowledges Grants. Raises the errors of `Device.take_outcomes`."""
+        acknowledges Grants. The observer is told of an ended step. Raises the errors of `Device.take_outcomes`."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:

@@ -34,7 +34,9 @@ class MoveManager:
     def submit(self, move: PageMove) -> None:
         """Hand a move to the KV transfer agent. A load or pull marks its pages as pending, an export is registered for
         offers. If the move is impossible or the agent refuses it, it is reported as failed at once. Pages that it
-        should have filled then count as failed or empty, and sequences recompute them."""
+        should have filled then count as failed if the agent refused it, so that a sequence may compute them itself. If
+        it is impossible, they count as empty (see ResidentSlots.void), and a sequence that waits for them ends with
+        PAGES_LOST."""
         possible = self._is_possible(move)
         if possible and move.kind in POOL_FILLING:
             self._residents.states.expect(move.device_page)
@@ -57,7 +59,7 @@ class MoveManager:
 
     def collect(self) -> None:
         """Offer filled pages of exports, then take in ended moves: update the states of their pages, and add their
-        results to the next Report."""
+        results to the next Report. Results of moves that are not open are ignored."""
         self._exports.offer_ready()
         for result in self._transfer_agent.take_results():
             move = self._open.pop(result.id, None)
@@ -77,7 +79,8 @@ class MoveManager:
         self._open.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal unless the pages marked as pending are exactly those that open moves will fill."""
+        """Raise Internal unless the pages marked as pending are exactly those that open moves will fill, and those
+        marked as exported agree with the exports (see ExportOffers)."""
         awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
         if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
             raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")

@@ -54,8 +54,8 @@ class ResidentSlots:
     def start(self, start: Start) -> None:
         """Put a sequence into its slot, and start its grammar, if any. Without a cached range the slot runs at once,
         else it waits until the range is ready. The range never includes the last known token. The slot becomes the
-        writer of all pages that the range does not fill. Raises the slot's QuireError if the Start is impossible, or
-        another slot or a move uses a page; the slot is then idle."""
+        writer of all pages that the range does not fill. Raises the slot's QuireError if the Start or its grammar is
+        impossible, or others use a page that the slot is to write (see `_check_free`); the slot is then idle."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -139,8 +139,8 @@ class ResidentSlots:
         self.table.last_step[slots] = step
 
     def note_first_tokens(self, sampled: Int32, held: Int32, now_ns: int) -> None:
-        """Note the time of the first token of each slot in `sampled` that had none before. A slot in `held` still has
-        no token, although its prompt is computed."""
+        """Note the time of the first token of each slot in `sampled` that had none before. These slots leave
+        `awaiting_first_token`; the slots in `held`, whose prompt is computed and which sampled no token, enter it."""
         table = self.table
         first = sampled[table.first_token_ns[sampled] == 0]
         table.first_token_ns[first] = now_ns
@@ -203,8 +203,9 @@ class ResidentSlots:
 
     def admit_ready(self) -> list[tuple[int, QuireError]]:
         """Run each waiting slot whose cached range is ready. End each slot that waits for pages that no slot or move
-        will fill, or whose grammar cannot go on. Returns the ended slots with their errors. Slots are checked from the
-        highest order key down. So if several slots hold lost pages, the oldest stays, and computes them itself."""
+        will fill, or whose grammar cannot go on. Returns the ended slots with their errors. Also takes in which slots
+        still await a mask of their grammar. Slots are checked from the highest order key down. So if several slots hold
+        pages that failed moves left short, the oldest stays, and computes them itself."""
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
             error = self._waiting.check_slot(slot)
@@ -254,7 +255,7 @@ class ResidentSlots:
 
     def can_pull(self, pages: Int32, tail_tokens: int) -> bool:
         """Whether a pull may write these pages (see `can_load`); there must be at least one, and the last holds
-        `tail_tokens` tokens, or is whole if that is 0."""
+        `tail_tokens` tokens, which must be less than a page, or is whole if that is 0."""
         return len(pages) > 0 and self.can_load(pages) and 0 <= tail_tokens < self.spec.page_size
 
     def can_store(self, pages: Int32) -> bool:
@@ -262,8 +263,8 @@ class ResidentSlots:
         return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
 
     def can_export(self, pages: Int32, tail_tokens: int) -> bool:
-        """Whether these pages, filled or not, may be promised to another worker: each must be in the pool and named
-        once, and `tail_tokens` must be less than a page."""
+        """Whether these pages, filled or not, may be promised to another worker: there must be at least one, each must
+        be in the pool and named once, and `tail_tokens` must be less than a page."""
         named = len(pages) > 0 and grantable(pages, self.spec) and len(np.unique(pages)) == len(pages)
         return named and 0 <= tail_tokens < self.spec.page_size
 

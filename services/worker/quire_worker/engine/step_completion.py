@@ -27,7 +27,8 @@ _NO_SLOTS = np.empty(0, np.int32)
 def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Update the slots with an ended step: raise page watermarks, count tokens, and end sequences that are finished or
     failed. Returns the rows to report. They include those of sequences that a Grant has stopped since the launch. Rows
-    of sequences that had ended by themselves before, or that were held, are left out."""
+    of sequences that had ended by themselves before, or that were held, are left out; the progress of a held prefill is
+    still reported. Held slots are kept out of further steps until their masks have come."""
     residents.settle(in_flight.step)
     table, slots = residents.table, in_flight.slot
     live = table.slot_generation[slots] == in_flight.slot_generation

@@ -35,7 +35,8 @@ _NO_TIME = DeviceTiming(0, 0, 0)
 
 
 class StepRunner:
-    """Belongs to the thread that runs steps. Without a drafter, no batch has drafts; without a gate, no row is held."""
+    """Belongs to the thread that runs steps. Without a drafter, no batch has drafts; without a gate, rows are held only
+    for want of a mask."""
 
     def __init__(self, runner: Runner, drafter: Drafter | None = None, gate: RowGate | None = None) -> None:
         self._runner = runner
@@ -50,8 +51,9 @@ class StepRunner:
 
     def run(self, batch: StepBatch) -> StepOutcome:
         """Run a step: write the last sampled tokens into decode rows, propose drafts, run the model, and keep what the
-        stop rule says. If the runner raises, only the sequences that cause this fail; their errors are in the outcome.
-        Kept tokens are remembered for the next step, and those of sequences with grammars go to the matcher."""
+        stop rule says. Sequences fail by errors of the runner (see `_run_isolated`), or if they should sample and
+        cannot; their errors are in the outcome. Kept tokens are remembered for the next step, and those of sequences
+        with grammars that go on are sent to the matcher."""
         waited_ns = time.perf_counter_ns() - self._ended_ns
         self._feed(batch)
         if batch.constraints or not self._plain_rows_sample_one:
@@ -100,9 +102,9 @@ class StepRunner:
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
 
     def _resolve(self, batch: StepBatch) -> None:
-        """Write the right positions of fed rows into the batch, since held rows and wrong drafts make the engine's
-        positions too high. Recompute from them which sequences end by length, and whose stop ids are still blocked by
-        min_tokens."""
+        """Write the right positions of fed rows, or only of those with grammars if all others sample one token, into
+        the batch, since held rows and wrong drafts make the engine's positions too high. Recompute from them which
+        sequences end by length, and whose stop ids are still blocked by min_tokens."""
         held_before = batch.fed
         if self._plain_rows_sample_one:  # only rows with a grammar may have been held, or have had drafts
             held_before = np.zeros(len(batch.slot), np.bool_)
@@ -130,7 +132,7 @@ class StepRunner:
     def _remember(self, batch: StepBatch, kept: KeptTokens) -> None:
         """Note the last known token of each slot, and its position, for its next decode row. If the sequence kept no
         token, this is the last token that the step computed, drafts not included. If each row can only sample one
-        token, that token alone is noted, or 0 if there is none."""
+        token, that token is noted without its position, or 0 if there is none."""
         if self._plain_rows_sample_one and not batch.constraints:
             self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
             return
@@ -166,8 +168,9 @@ def send_tokens_to_matcher(batch: StepBatch, kept: KeptTokens) -> None:
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
     """Run a step. If the runner raises, run each sequence alone to find those that fail, and run the others as one
-    step. Returns the output of the others, with columns by sequence of the whole step, and the errors of the failed
-    ones. The output is None if all sequences fail."""
+    step; a step of one sequence is not run again. If the others fail together, all sequences fail. Errors of whole
+    steps are logged. Returns the output of the others, with columns by sequence of the whole step, and the errors of
+    the failed ones. The output is None if all sequences fail."""
     everyone = list(range(len(batch.count)))
     try:
         return _widened(runner.run(batch), everyone, batch), {}
@@ -193,8 +196,8 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
     """Return the output of the sequences `ran`, with tokens and scores by sequence of the whole batch. `token_index` is
-    the index in these tokens; other sequences have the token -1. Tokens are [S] if all sequences ran and none has
-    drafts, else [S, W], where W is 1 more than the most drafts of a sequence."""
+    the index in these tokens; other sequences have the token -1. Tokens are [S] if all sequences ran and sample and
+    none has drafts, else [S, W], where W is 1 more than the most drafts of a sequence."""
     count = len(batch.count)
     if len(output.token) == count and not len(batch.drafts):
         return output
@@ -232,9 +235,9 @@ def _by_sequence(
 
 
 def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
-    """Return, by sequence, the errors of sequences that should have sampled a token and did not. The causes are NaN
-    logits, no token left to sample, or a failure of the sequence's controls. `token` [S] is as in StepOutput.token, or
-    HELD."""
+    """Return, by sequence, the errors of sequences that should have sampled a token and did not. The causes are NaN or
+    infinite logits, no token left to sample, or a failure of the sequence's controls, which is then the error. `token`
+    [S] is as in StepOutput.token, or HELD."""
     failed: dict[int, QuireError] = {}
     for sequence in np.flatnonzero(batch.sample & (token < 0) & (token != HELD)).tolist():
         controls = batch.controls.get(sequence)

@@ -65,8 +65,10 @@ class StepSchedule:
 
 def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
     """Choose the slots of the next step and the positions of each, within credit and budget. At most `max_num_seqs`
-    decode rows come first, by order key; prefill chunks follow in the scheduler's order. Tokens left over are shared
-    evenly as drafts among the decode rows that may have them. The schedule is empty if no slot can run."""
+    decode rows, and no more than the budget's tokens, come first, by order key; prefill chunks follow in the
+    scheduler's order, beside decode rows with at most the budget's `prefill_tokens_beside_decoders`. Tokens of the step
+    left over are shared evenly as drafts among the decode rows that may have them; a remainder is not used. The
+    schedule is empty if no slot can run."""
     most = np.minimum(view.ceiling, view.bound)
     able = view.runnable & (view.computed < most)
     decode = view.by_key[(able & view.decoding)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
@@ -105,10 +107,11 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
 def _prefill_chunks(
     view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
 ) -> tuple[Int32, Int32]:
-    """Choose prefill chunks among the candidates, in the scheduler's order, for at most `left` tokens in all. A chunk
-    ends at the end of the prompt, the slot's credit, the chunk cap or the last of these tokens. At most
-    `partial_prefills` chunks leave their prompt unfinished, and prompt logprobs stay within MAX_SCORE_BYTES; candidates
-    that do not fit are passed over. Returns the slots and their numbers of tokens."""
+    """Choose prefill chunks among the candidates, in the scheduler's order, those without a rank last and by order key,
+    for at most `left` tokens in all. A chunk ends at the end of the prompt, the slot's credit, the chunk cap, the last
+    of these tokens, or where prompt logprobs reach MAX_SCORE_BYTES in the step. At most `partial_prefills` chunks leave
+    their prompt unfinished. Candidates that do not fit are passed over. Returns the slots and their numbers of
+    tokens."""
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
     slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():

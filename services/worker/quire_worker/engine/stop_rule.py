@@ -37,8 +37,8 @@ class KeptTokens(NamedTuple):
 
 def finish_codes(batch: StepBatch, token: Int32, nth: int = 0) -> NDArray[np.uint8]:
     """Return the Finish of each sequence after its sampled token number `nth` (from 0) of this step, 0 if the sequence
-    goes on. STOP: the token is a stop id, also if it is the last allowed one. LENGTH: the token is the last allowed
-    one. LIMIT: a sequence that only prefills has reached its end.
+    goes on. STOP: the token is a stop id, also if it is the last allowed one. LENGTH: the token, or a missing
+    (negative) one, is the last allowed one. LIMIT: a sequence that only prefills has reached its end.
 
     min_tokens needs no look here: before it, stop ids cannot be sampled (`blocked`)."""
     finish = np.zeros(len(token), np.uint8)
@@ -54,8 +54,8 @@ def finish_codes(batch: StepBatch, token: Int32, nth: int = 0) -> NDArray[np.uin
 
 def keep_tokens(batch: StepBatch, sampled: Int32, held: Bool | None) -> KeptTokens:
     """Decide which of its sampled tokens, `sampled` [S, W], each sequence keeps, and whether it ends. After its first
-    token, a sequence keeps further ones as long as each draft equals the token sampled there, and nothing after a stop.
-    A sequence in `held` keeps nothing and goes on. Updates the logits processor states with the kept tokens."""
+    token, a sequence keeps further ones as long as each draft equals the token sampled there, and nothing after its
+    end. A sequence in `held` keeps nothing and goes on. Updates the logits processor states with the kept tokens."""
     first_token = sampled[:, 0]
     finish = finish_codes(batch, first_token)
     if batch.controls:
@@ -81,8 +81,8 @@ def keep_tokens(batch: StepBatch, sampled: Int32, held: Bool | None) -> KeptToke
 
 def _ends(batch: StepBatch, token: Int32, finish: NDArray[np.uint8], skipped: Bool | None) -> NDArray[np.uint8]:
     """Return the finish codes after a sampled token, changed in place: a sequence whose last tokens repeat gets
-    REPETITION. Sequences in `skipped`, or without a token, are left as they are. Updates the logits processor states of
-    the others with their token."""
+    REPETITION, unless it ends anyway. Sequences in `skipped`, or without a token, are left as they are. Updates the
+    logits processor states of the others with their token."""
     for sequence, controls in batch.controls.items():
         sampled = int(token[sequence])
         if sampled < 0 or (skipped is not None and skipped[sequence]):

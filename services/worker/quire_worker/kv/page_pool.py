@@ -26,9 +26,9 @@ class PagePool:
     """[pages, kv_head, layer, 2, token, dim]. Page 0 is the dummy page: it is never granted, and always zero on the
     CPU.
 
-    The pool starts as zeros, and a page is zeroed when a sequence enters it. So every number in the pool is finite,
-    unless a sequence's own computation gave a number that is not. Masked positions can therefore never spoil another
-    request (0 x NaN is NaN).
+    The pool starts as zeros, and a page that a step begins and does not fill is zeroed first. So every number in the
+    pool is finite, unless a sequence's own computation gave a number that is not. Masked positions can therefore never
+    spoil another request (0 x NaN is NaN).
     """
 
     def __init__(self, group: KvGroup, page_size: int, num_pages: int) -> None:

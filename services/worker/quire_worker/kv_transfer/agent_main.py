@@ -53,7 +53,7 @@ class AgentMain:
 
     def serve(self, frames: Iterator[Frame]) -> None:
         """Tell the engine that this process is ready, pass frames to the handlers until the frames end, then close the
-        handlers."""
+        handlers of loads and of stores. An error of a frame passes on, and nothing is closed."""
         self._send(Frame(AgentFrameKind.READY))
         for frame in frames:
             self._heard_s = time.monotonic()

@@ -215,7 +215,8 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
-        """Forget all moves, end the process, and close the copier and the ring."""
+        """Forget all moves, end the process, and close the copier and the ring. An error of the GPU in the wait for
+        copies passes on before anything is closed."""
         self.cancel_all()
         self._link.close()
         self._copier.close()
@@ -233,8 +234,8 @@ class AgentProcess:
 
     def _handle_frame(self, frame: Frame) -> None:
         """Carry out a frame of the process: free slots, queue arrived or wanted pages, begin or keep fetches, or end a
-        move and count its pages. Slots of moves that are over go back at once; their other frames are ignored. Raises
-        WireError for an invalid frame."""
+        move and count its pages. Slots of moves that are over, cut or of an earlier generation go back at once; their
+        other frames are ignored. Raises WireError or ValueError for an invalid frame."""
         if frame.kind == AgentFrameKind.RELEASED:
             self._free.extend(frame.numbers())
             return
@@ -275,8 +276,8 @@ class AgentProcess:
             raise WireError(f"{frame.kind.name} is none of the transfer agent's")
 
     def _count(self, kind: MoveKind, pages: int, transport: str) -> None:
-        """Count an ended move's pages by kind and transport, and show this transport as the one used last. For stores,
-        pages that were there already count too."""
+        """Count an ended move's pages by kind and transport, and show this transport as the one used last (none, if it
+        is empty). For stores, pages that were there already count too."""
         self._pages.labels(kind.name.lower(), transport or "none").inc(max(0, pages))
         for name, gauge in self._using.items():
             gauge.set(name == transport)
@@ -366,9 +367,9 @@ class AgentProcess:
 
     def _on_agent_lost(self) -> None:
         """Take in that the process is gone: wait for running copies, then end all moves. A load or pull whose pages are
-        all in the pool already succeeds; each other move fails, with the pages that are in the pool. All store slots
-        count as free. Begin a new incarnation, so that later frames go to the next process, and set the ring's count of
-        cancellations to 0, since the next process would wait for those of this one."""
+        all in the pool already succeeds, unless it was cut; each other move fails, with the pages that are in the pool.
+        All store slots count as free. Begin a new incarnation, so that later frames go to the next process, and set the
+        ring's count of cancellations to 0, since the next process would wait for those of this one."""
         self._copier.drain()
         self._drop_copies()
         self._device_fetches.drop()

@@ -41,7 +41,8 @@ class AgentOnDemand:
         self._ended: list[MoveResult] = []
 
     def begin(self) -> None:
-        """Begin to make the agent on a thread, unless it exists or is being made. From any thread; returns at once."""
+        """Begin to make the agent on a thread, unless it exists, is being made, or this is closed. From any thread;
+        returns at once."""
         with self._starting:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._main, name="mover-start", daemon=True)
@@ -81,7 +82,8 @@ class AgentOnDemand:
         return ended if self._transfer_agent is None else ended + self._transfer_agent.take_results()
 
     def cancel_all(self) -> None:
-        """Forget the moves that wait here, and have the agent cancel its own."""
+        """Forget the moves that wait here and the results that were not taken, and have the agent cancel its own
+        moves."""
         self._waiting.clear()
         self._offered.clear()
         self._ended.clear()

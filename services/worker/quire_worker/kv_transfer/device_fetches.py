@@ -62,7 +62,7 @@ class DeviceFetches:
     def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
         """Begin a copy from the peer's memory. Returns its ticket, or None if the copy fails; the failure is logged and
         concerns only this move. After an unexpected error, waits for the copies under way, so that none writes once the
-        move is over."""
+        move is over; an error of the GPU in this wait is raised."""
         try:
             self._copier.fetch(memory_of(move), source, target)
             return self._copier.record_event()

@@ -107,8 +107,8 @@ class JobQueue(ABC):
             raise TransferCancelled
 
     def _run_jobs(self) -> None:
-        """Carry out jobs in order, on the queue's thread, until `close`. Cancelled jobs are skipped, and no ENDED is
-        sent for them."""
+        """Carry out jobs in order, on the queue's thread, until `close`. Jobs that were cancelled while they waited are
+        skipped, and no ENDED is sent for them."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._jobs)
@@ -122,8 +122,8 @@ class JobQueue(ABC):
             self._run(job)
 
     def _run(self, job: Job) -> None:
-        """Carry out one job, then trace it and send ENDED with how many of its pages are whole (0 after an error or a
-        cancellation). Errors are logged, not raised."""
+        """Carry out one job, then clean up by `_on_job_end`, trace it, and send ENDED with how many of its pages are
+        whole (0 if `_transfer` raises, as after a cancellation). Its errors are logged, not raised."""
         pages = 0
         try:
             pages = self._transfer(job)

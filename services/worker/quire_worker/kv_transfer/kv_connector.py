@@ -79,8 +79,8 @@ class KvStoreConnector:
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
         """Send the pages that the store lacks; returns how many, from the first on, it is known to have now. Pages that
-        had no room, or that the store refused at the commit, are sent again, until a round stores none. There are at
-        most as many rounds as pages. Raises the QuireErrors of the store and the transports."""
+        had no room, or that the store refused at the commit, are tried in a further round, until a round stores none.
+        There are at most as many rounds as pages. Raises the QuireErrors of the store and the transports."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
         for _ in move.hashes:
@@ -101,8 +101,9 @@ class KvStoreConnector:
         return first
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """Fetch the move's pages, the first of its lease, into the sink; returns how many came. An error or a damaged
-        page ends the load early and is logged, not raised."""
+        """Fetch the move's pages, the first of its lease, into the sink; returns how many came. A QuireError or a
+        damaged page ends the load early and is logged, not raised; other exceptions, such as TransferCancelled, are
+        raised."""
         run = PageRun(self._namespace, move.group, move.hashes)
         try:
             access = self._access(move)
@@ -115,7 +116,8 @@ class KvStoreConnector:
 
     def _access(self, move: PageMove) -> LeaseAccess:
         """Ask the store how the pages of the move's lease can be reached (in at most ATTACH_S). Returns only the
-        lease's name if no transport needs more, or if the store is too old to say."""
+        lease's name if no transport needs more, or if the store is too old to say. Raises the store's other
+        QuireErrors."""
         if self._transports.direct:
             with contextlib.suppress(Unsupported):  # a kvstore of before
                 return self._client.attach(move.lease, context_to_pb(move.context), ATTACH_S)

@@ -43,7 +43,7 @@ class LoadQueue(JobQueue):
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
         """Note that page `index` lies in `slot`, to be announced to the engine. Pages are announced together, once they
-        are BATCH_BYTES."""
+        are BATCH_BYTES, or by `flush`."""
         self._waiting += (index, slot)
         if len(self._waiting) >= 2 * self._batch:
             self.flush(job)
@@ -61,8 +61,8 @@ class LoadQueue(JobQueue):
         self.flush(job)
 
     def flush(self, job: Job) -> None:
-        """Announce to the engine, by ARRIVED, the pages delivered so far. If the job was cancelled meanwhile, the
-        engine drops its pages and returns the slots to this queue, so no check is needed."""
+        """Announce to the engine, by ARRIVED, the pages that were delivered and not announced yet. If the job was
+        cancelled meanwhile, the engine drops its pages and returns the slots to this queue, so no check is needed."""
         if self._waiting:
             self._send(Frame.of(AgentFrameKind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
@@ -102,8 +102,8 @@ class RingPageSink:
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
-        """Hand the slot that `next_buffer` returned to the engine, as the next page, and count the page as received.
-        Raises RuntimeError if no slot was taken."""
+        """Hand the slot that `next_buffer` returned to the engine, as the next page, and count the page as received;
+        the engine may be told later (see `deliver_slot`). Raises RuntimeError if no slot was taken."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -164,7 +164,7 @@ class StoreQueue(JobQueue):
 
     def release_page(self, index: int) -> None:
         """Record that a page was sent, so that its slot is empty. Emptied slots go back to the engine together, once
-        they are BATCH_BYTES."""
+        they are BATCH_BYTES, before `slot_of` waits for a page, and at the job's end."""
         with self._changed:
             self._emptied.append(self._filled.pop(index))
             if len(self._emptied) >= self._batch:

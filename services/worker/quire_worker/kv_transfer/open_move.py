@@ -27,13 +27,13 @@ class OpenMove:
     number: int
     submitted_ns: int = field(default_factory=time.perf_counter_ns)
     wanted: deque[int] = field(default_factory=deque)
-    """Of a taking move: pages to be put into the ring."""
+    """Of a store or export: pages to be put into the ring."""
     offered: int = 0
-    """Of an export: so many pages, from the first on, may be put there; of a store all."""
+    """Of an export: how many pages, from the first on, may be put there; of a store, all may."""
     in_ring: int = 0
-    """Of a bringing move: pages that have come into the ring, in order."""
+    """Of a load or pull: pages that have come into the ring, in order; fetched pages that count are included."""
     in_pool: int = 0
-    """Of a bringing move: pages of these that are in the pool."""
+    """Of a load or pull: pages of these that are in the pool."""
     copies_in_flight: int = 0
     """Copies of its pages, either way, that have begun and not ended."""
     fetching: int = 0
@@ -95,7 +95,8 @@ class OpenMove:
         self.in_ring -= dropped
 
     def end(self, pages: int) -> None:
-        """Note that the process has ended the move, and that `pages` of its pages are whole."""
+        """Note that the process has ended the move, and that `pages` of its pages are whole (at least 0, at most all).
+        No page is wanted any more."""
         self.ended = max(0, min(pages, len(self.move.device_page)))
         self.wanted.clear()
 
@@ -128,8 +129,8 @@ class OpenMove:
 
     def result(self) -> MoveResult:
         """Return the result of a finished move, with its count of whole pages and the microseconds since it was
-        submitted. Of a load or pull, only pages in the pool count. The result is ok if all pages are whole and the
-        scheduler did not end the move."""
+        submitted. Of a load or pull, only pages in the pool count; a store or export that the scheduler has ended has
+        none. The result is ok if all pages are whole and the scheduler did not end the move."""
         pages = self.ended or 0
         if self.fills_pool:
             pages = self.in_pool if self.cut else min(pages, self.in_pool)

@@ -75,7 +75,8 @@ class Ring:
         return index * self._stride
 
     def close(self) -> None:
-        """Unmap the memory and close the descriptor. Idempotent."""
+        """Unmap the memory and close the descriptor. Idempotent. Raises BufferError, and leaves the ring open, while a
+        slot's view is not released."""
         if self.fd >= 0:
             self._bytes.release()
             self._cancellations.release()

@@ -30,7 +30,8 @@ class ConstrainedSlots:
         self._slots: dict[int, RowConstraint] = {}
 
     def check(self, sequence: Sequence) -> None:
-        """Raise Unsupported for a sequence with a grammar if there is no matcher, or if it has another version."""
+        """Raise Unsupported for a sequence with a grammar if there is no matcher, or if the grammar is of another
+        version."""
         if sequence.constraint is not None:
             check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
 
@@ -58,8 +59,8 @@ class ConstrainedSlots:
 
     def poll_failures(self) -> list[tuple[int, QuireError]]:
         """Process the matcher's messages, and update which slots await a mask. Returns (slot, error) for each slot
-        whose grammar has failed, again in each call until `end`; an empty list if no sequence has changed since the
-        last call."""
+        whose grammar has failed, until `end`; an empty list if no sequence of the matcher has changed since the last
+        call."""
         # Polled without slots too: else the next sequence would be told of a process that was lost before it.
         if self._matcher is None or not self._matcher.poll():
             return []

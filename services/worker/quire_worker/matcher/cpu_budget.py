@@ -35,8 +35,8 @@ class CpuBudget:
 
     def charge(self, spent_ns: int, tokens: int) -> None:
         """Add AVERAGE_NS per token to the budget, and subtract the processor time of these tokens and of the mask after
-        them; the budget is at most BURST_NS. Raises GrammarTooSlow if that took more than TOKEN_NS per token, or the
-        budget is used up."""
+        them; the budget is at most BURST_NS. Keeps `spent_ns` as `last_ns`, by which slow sequences change threads.
+        Raises GrammarTooSlow if that took more than TOKEN_NS per token, or the budget is used up."""
         self.last_ns = spent_ns
         self._left_ns = min(self._left_ns + AVERAGE_NS * tokens - spent_ns, BURST_NS)
         if spent_ns > TOKEN_NS * max(tokens, 1):

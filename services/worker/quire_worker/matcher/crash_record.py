@@ -25,8 +25,8 @@ _MOST_KEYS = 256
 
 
 class CrashRecord:
-    """Counts the crashes of one process. Belongs to the model thread. Keeps the replay keys of the last crashes, and
-    digests of the last grammars without lookahead."""
+    """Counts the crashes of one process. Belongs to the model thread. Of suspect keys, of refused keys and of grammars
+    without lookahead, only the last 256 are remembered."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -72,12 +72,13 @@ class CrashRecord:
         self._crashes.pop(replay_key, None)
 
     def is_suspect(self, replay_key: bytes) -> bool:
-        """Whether a process crashed while it worked on this replay key alone, and none has completed it since."""
+        """Whether a process crashed while it worked on this replay key alone, and none has completed it since. False
+        for a refused key."""
         return replay_key in self._crashes
 
     def is_refused(self, replay_key: bytes) -> bool:
-        """Whether work with this replay key is refused: it crashed MOST_CRASHES processes, the last of them less than
-        REFUSED_S ago."""
+        """Whether work with this replay key is refused: it crashed one process (or another one that shares the
+        refusals) MOST_CRASHES times without a success between, the last time less than REFUSED_S ago."""
         now_s = self._clock()
         while self._refused_until_s and next(iter(self._refused_until_s.values())) <= now_s:
             self._refused_until_s.popitem(last=False)

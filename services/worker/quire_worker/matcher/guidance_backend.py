@@ -97,7 +97,8 @@ class GuidanceBackend:
 
     def compile_grammar(self, text: str) -> tuple[GuidanceGrammar, int]:
         """Compile the canonical text of a grammar for one sequence. Returns the compiled grammar, and the nanoseconds
-        that the compilation took. Raises GrammarError for a text that does not compile within the limits."""
+        of wall time that the compilation took. Raises GrammarError for a text that does not compile within the
+        limits."""
         began = time.perf_counter_ns()
         compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         elapsed_ns = time.perf_counter_ns() - began

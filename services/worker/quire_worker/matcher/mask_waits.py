@@ -2,7 +2,7 @@
 
 A sequence waits while the matcher's process opens it (compiles its grammar and replays its output), and after a step
 that found its mask missing. If a mask is overdue, the process opens the sequence again. The engine gives up a sequence
-after MOST_REPLAYS of one position, or if the process makes no progress.
+after MOST_REPLAYS of one position, after MOST_WAIT_S, or sooner if the process makes no progress.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class _Wait:
         self.active = False
 
     def replay(self, now_s: float) -> bool:
-        """Count a replay; returns whether there may be one more."""
+        """Count a replay, forget the misses, and set when the next replay is due. Returns whether this replay is within
+        MOST_REPLAYS."""
         self.replays, self.misses = self.replays + 1, 0
         self.replay_at_s = now_s + OVERDUE_S * 2**self.replays
         return self.replays <= MOST_REPLAYS
@@ -83,7 +84,8 @@ class MaskWaits:
 
     def start_wait(self, constraint: RowConstraint) -> None:
         """Record that a sequence waits for the mask of its next token. If it waited for this position before and the
-        mask was said to be there, count a miss. After MOST_MISSES, the next `overdue` checks at once."""
+        mask was said to be there, count a miss; after more than MOST_MISSES, the next `overdue` checks at once. If it
+        still waits for this position, nothing changes."""
         now_s, position = self._clock(), constraint.next_position
         wait = self._waits.get(constraint.generation)
         if wait is None or wait.position != position:
@@ -114,7 +116,7 @@ class MaskWaits:
         """Yield the sequences that have waited too long; checks at most every _CHECK_S. REPLAY: the mask of an open
         sequence is overdue or lost, and is to be made again; the replay is counted, and the next one comes later.
         GIVE_UP: that has failed MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process
-        makes no progress."""
+        makes no progress. A wait counts from the first one for its position."""
         if not self._waits:
             return
         now_s = self._clock()

@@ -99,7 +99,8 @@ class _ConstrainedSequence:
         return self.pop_awaited()
 
     def pop_awaited(self) -> bool:
-        """Return whether the mask for which the engine waits is in the ring; if so, the engine waits no longer."""
+        """Return whether the engine waits for a mask, and this one or a later one was written; if so, the engine waits
+        no longer."""
         is_there = 0 <= self.awaited <= self.masked
         if is_there:
             self.awaited = -1
@@ -197,8 +198,9 @@ class Matcher:
         """Advance a sequence by the output that is left and by tokens that come meanwhile, write its first mask and its
         lookahead masks, and send OPENED, on the compile thread. Also send MASKED if the engine waits for the mask. If
         the first mask took more than SLOW_NS, there are no lookahead masks, and the sequence moves to the slow thread.
-        OPENED is sent even if the sequence is closed meanwhile; of a sequence closed before, nothing is done. A long
-        replay takes turns with other work of the compile thread. If the grammar fails, tell the engine."""
+        A long replay takes turns with other work of the compile thread. If the sequence was closed before a turn,
+        nothing more is done; if it is closed during the last turn, OPENED is sent all the same. If the grammar fails,
+        tell the engine."""
         if sequence.closed:
             return
         until_ns = time.thread_time_ns() + REPLAY_NS
@@ -265,7 +267,8 @@ class Matcher:
 
     def _slow_down_locked(self, sequence: _ConstrainedSequence) -> None:
         """Move a sequence to the slow thread; the caller holds the lock. If its mask took more than VERY_SLOW_NS, all
-        other sequences with its grammar follow when their next tokens come."""
+        other sequences with its grammar follow when their next tokens come; the last 1024 such grammars are
+        remembered."""
         sequence.slow_down()
         if sequence.budget.last_ns > VERY_SLOW_NS:
             self._slow_texts[sequence.text_hash] = None
@@ -273,8 +276,8 @@ class Matcher:
                 del self._slow_texts[next(iter(self._slow_texts))]
 
     def _await_mask(self, frame: Frame) -> None:
-        """Answer MASKED when the mask of a position is there, now or later. Ignores sequences that have left or failed.
-        Raises WireError for a malformed frame."""
+        """Answer MASKED when the mask of a position is there, now or later; a new wait of a sequence replaces the one
+        before. Ignores sequences that have left or failed. Raises WireError for a malformed frame."""
         position = frame.number()
         sequence = self._sequences.get(frame.subject)
         if sequence is None or sequence.generation != frame.generation or sequence.failed:
@@ -296,7 +299,7 @@ class Matcher:
         """Queue the masks that follow sampled tokens, on the threads of their sequences, and then lookahead masks. A
         sequence with a very slow grammar moves to the slow thread first. `rows` are mask slot, generation, position and
         token. Tokens of a sequence that is being replayed are kept for the replay. Skips tokens that a replay has
-        consumed already, or of other sequences. Raises WireError if a token is missing."""
+        consumed already, and those of sequences that have left or failed. Raises WireError if a token is missing."""
         fed: dict[int, _ConstrainedSequence] = {}
         for mask_slot, generation, position, token in rows:
             sequence = self._sequences.get(mask_slot)
@@ -333,7 +336,7 @@ class Matcher:
         def step() -> None:
             """Advance the sequence, write its mask, and send MASKED if the engine waits for it. If the grammar fails,
             tell the engine. Does nothing without pending tokens, or if the sequence was closed or has failed. A
-            lookahead mask that is in the ring is not written again."""
+            lookahead mask that is in the ring is not written again; a new mask counts in the ring's totals."""
             grammar, tokens = sequence.grammar, self._pop_pending(sequence)
             if sequence.closed or grammar is None or not tokens:
                 return

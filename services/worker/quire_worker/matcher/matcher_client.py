@@ -156,7 +156,8 @@ class MatcherClient:
 
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
         """Start a sequence with a grammar, and the process if it has not started. The sequence gets a mask slot now, or
-        when one is free; then the process opens it. Returns the sequence's record at once."""
+        when one is free; then the process opens it. Returns the sequence's record at once. A sequence whose grammar is
+        refused fails when its turn comes."""
         self.start()
         self._generations += 1
         constraint = RowConstraint(sequence, grammar, self._generations, self)
@@ -173,7 +174,8 @@ class MatcherClient:
         to.adopt(constraint, began_s)
 
     def adopt(self, constraint: RowConstraint, began_s: float | None) -> None:
-        """Take over, under a new generation, a sequence that waits for a mask slot since `began_s`."""
+        """Take over, under a new generation, a sequence that waits for a mask slot since `began_s`. It gets a mask slot
+        if one is free."""
         self._generations += 1
         constraint.move_to(self, self._generations)
         self._metrics.record_start(constraint.generation, began_s)
@@ -248,8 +250,8 @@ class MatcherClient:
 
     def hold(self, constraint: RowConstraint) -> None:
         """Mark a sequence as not ready, since a step found its mask missing, and ask the process by AWAIT to say when
-        the mask is there. If a step in flight has sampled that token meanwhile, the process answers at once. Only
-        counts the row if the sequence is not ready already."""
+        the mask is there. If a step in flight has sampled that token meanwhile, the process answers at once. The
+        metrics count the row in any case; for a sequence that is not ready already, nothing else happens."""
         self._metrics.count_held_row()
         if constraint.is_ready:
             constraint.set_held(True)
@@ -284,9 +286,10 @@ class MatcherClient:
         self._metrics.set_mask_slots(len(self._by_mask_slot), len(self._waiting))
 
     def _send_opens(self) -> None:
-        """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow; a sequence with a refused grammar fails. A
-        suspect waits until the process opens no other sequence, and the sequences behind it wait until it is open.
-        Tokens sampled before are sent first, and later ones are kept back meanwhile. Takes the lock."""
+        """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow, and one of any size if the process opens no
+        other; a sequence with a refused grammar fails. A suspect waits until the process opens no other sequence, and
+        the sequences behind it wait until it is open. Tokens sampled before are sent first, and later ones are kept
+        back meanwhile. Takes the lock."""
         while self._to_open and not self._opens_suspect and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
             if self._fail_if_refused(constraint):
@@ -323,7 +326,8 @@ class MatcherClient:
             return constraint.replay_key()
 
     def _fail_if_refused(self, constraint: RowConstraint) -> bool:
-        """Fail a sequence if its grammar has crashed the process too often. Returns whether it failed."""
+        """Fail a sequence if its replay key, grammar and output so far, has crashed the process too often. Returns
+        whether it failed."""
         refused = bool(self._crashes) and self._crashes.is_refused(self._replay_key(constraint))
         if refused:
             self._fail(constraint, _grammar_crashed_error())
@@ -347,9 +351,9 @@ class MatcherClient:
 
     def _receive(self, frame: Frame) -> None:
         """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready; FAILED and TOO_SLOW
-        fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses in a row, and the
-        suspicion of its replay key. Ignores frames for sequences that have left. Raises WireError for any other
-        kind."""
+        fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses in a row,
+        `was_just_lost`, and the suspicion of its replay key. Ignores frames for sequences that have left. Raises
+        WireError for any other kind."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return
@@ -389,11 +393,11 @@ class MatcherClient:
         self._changed = True
 
     def _reopen_all(self) -> None:
-        """Queue all sequences that have a mask slot and have not failed for the next process, suspects last. Tokens not
-        sent yet are dropped, since the outputs have them. Grammars on which the lost process worked get no more
-        lookahead. If the lost process worked on one sequence alone, the crash counts against the replay key of this
-        sequence. Refused sequences fail. A loss counts if a sequence was not open; after MOST_LOST such losses in a row
-        without a sequence opened, all fail."""
+        """Queue all sequences that have a mask slot and have not failed for the next process, suspects last; none is
+        ready until it is open again. Tokens not sent yet are dropped, since the outputs have them. Grammars on which
+        the lost process worked get no more lookahead. If the lost process worked on one sequence alone, the crash
+        counts against the replay key of this sequence. Refused sequences fail. A loss counts if a sequence was not
+        open; after MOST_LOST such losses in a row without a sequence opened, all fail."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
         with self._lock:
             self._incarnation += 1

@@ -49,8 +49,8 @@ TIMEOUTS = LinkTimeouts(silent_pings=6, start_pings=120)
 def grammar_capabilities(config: WorkerConfig, vocab_size: int, eos_token_ids: tuple[int, ...]) -> tuple[str, ...]:
     """Return the capability STRUCTURED_OUTPUT, or an empty tuple if the worker cannot apply grammars. Grammars need the
     right version of llguidance, an EOS token, and a tokenizer that llguidance can read; problems of llguidance are
-    logged. Blocks, for at most CHECK_TIMEOUT_S, while another process reads the tokenizer. `max_constrained_seqs` 0
-    switches grammars off."""
+    logged. A folder without tokenizer.json has none, without a log line. Blocks, for at most CHECK_TIMEOUT_S, while
+    another process reads the tokenizer. `max_constrained_seqs` 0 switches grammars off."""
     model = Path(config.model)
     if not (config.max_constrained_seqs and config.model and eos_token_ids):
         return ()
@@ -91,10 +91,10 @@ def _tokenizer_problem(model: Path, vocab_size: int, eos_token_ids: tuple[int, .
 
 def make_matcher(config: WorkerConfig, model: str, info: ModelInfo, device: str, row_tokens: int = 1) -> MatcherPool:
     """Make the engine's side of the matcher for the model at this path, on the device cpu or cuda: a mask ring, and a
-    client for each process. `row_tokens`: the most tokens that a sequence with a grammar may sample in a step. There
-    are as many processes as the configuration or the device says, at most one per mask slot. The mask slots are divided
-    evenly among them; all share the refusals of grammars. The processes are started when the first sequence has a
-    grammar."""
+    client for each process. `row_tokens`: the most tokens that a sequence with a grammar may sample in a step; if it is
+    1, there are no lookahead masks. `max_constrained_seqs` must not be 0. There are as many processes as the
+    configuration or the device says, at most one per mask slot. The mask slots are divided evenly among them; all share
+    the refusals of grammars. The processes are started when the first sequence has a grammar."""
     mask_slots, crashes = config.max_constrained_seqs, CrashRecord(time.monotonic)
     count = min(config.matcher_processes or _processes_on(device), mask_slots)
     # A step reads the masks of a row while the matcher writes those of the next row.
@@ -125,7 +125,8 @@ def _link_maker(
     config: WorkerConfig, model: str, info: ModelInfo, ring: MaskRing, grammar_bytes: int
 ) -> Callable[[Callable[[], None]], ProcessLink]:
     """Return a function that starts the process of this ring, and calls its argument when frames or pings come.
-    `grammar_bytes`: the memory that its grammars may take."""
+    `grammar_bytes`: the memory that its grammars may take. Restarts are counted in the metrics, and frames that the
+    engine sends meanwhile reach the next process."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,

@@ -57,7 +57,8 @@ def run_matcher(argv: Sequence[str]) -> NoReturn:
 def _serve(sock: socket.socket, ring_fd: int) -> None:
     """Read the SETUP frame and the model's tokenizer, limit the process's memory, start the threads, send READY, and
     serve frames until they end. Returns at once if they end before SETUP. Pings are answered here; other frames go to
-    the quick thread. Raises WireError if another frame comes first, and ConfigError if the tokenizer cannot be read."""
+    the quick thread. Raises WireError if another frame comes first, and ConfigError if the tokenizer cannot be read. If
+    a thread fails, or works on one sequence for too long, it ends the whole process."""
     frames = frames_of(sock, MatcherFrameKind)
     payload = read_setup(frames, MatcherFrameKind.SETUP)
     if payload is None:
@@ -88,7 +89,8 @@ def _serve(sock: socket.socket, ring_fd: int) -> None:
 
 
 def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure: Callable[[], None]) -> None:
-    """Pass frames to the matcher for ever, on the quick thread. If that raises, call `on_failure`."""
+    """Pass frames to the matcher for ever, on the quick thread. If that raises, call `on_failure`, and let the
+    exception end the thread."""
     while True:
         try:
             matcher.receive(unread.get())
@@ -100,7 +102,7 @@ def _receive_all(matcher: Matcher, unread: queue.SimpleQueue[Frame], on_failure:
 def _limit_memory(grammar_bytes: int) -> None:
     """Limit the process's address space to what it has mapped plus these bytes. So it ends, without a core dump, before
     grammars take all memory of the machine. Only Linux says how much is mapped already; elsewhere there is no limit. A
-    lower limit that exists already stays."""
+    hard limit that is lower already stays."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statm = Path("/proc/self/statm")
     if statm.exists():

@@ -134,7 +134,8 @@ class ThreadExecutor(InlineExecutor):
         self._work.put((time.monotonic_ns() + expected_ns, next(self._numbers), generation, work))
 
     def _main(self) -> None:
-        """Do the queued work, on the executor's thread, for ever. If work raises, call `on_failure` and end."""
+        """Do the queued work, on the executor's thread, for ever. If work raises, call `on_failure`, and let the
+        exception end the thread."""
         while True:
             _, _, generation, work = self._work.get()
             try:

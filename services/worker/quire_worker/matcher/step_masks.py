@@ -63,7 +63,8 @@ class StepMasks(NamedTuple):
 
 def fetch_masks(batch: StepBatch, samples: StepSamples) -> StepMasks:
     """Return the masks of all samples of sequences with grammars, as far as they are there. A sequence whose first mask
-    is missing is held, and its other masks are not read."""
+    is missing is held, and its other masks are not read. A later mask that is missing is listed in `missing`, and its
+    sequence is not held."""
     masks: dict[int, TokenMask] = {}
     if not batch.constraints:
         return StepMasks(masks)

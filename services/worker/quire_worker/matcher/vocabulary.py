@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Load the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError if there
-    is no EOS token or llguidance cannot read the tokenizer. Raises Unsupported for a kind of tokenizer in GGUF files
-    that Quire does not have."""
+    """Load the tokenizer of a model folder or GGUF file, for masks of `vocab_size` tokens. Raises ConfigError if no EOS
+    token is below `vocab_size` or llguidance cannot read the tokenizer. Raises Unsupported for a kind of tokenizer in
+    GGUF files that Quire does not have."""
     eos = [each for each in eos_token_ids if 0 <= each < vocab_size]
     if not eos:
         raise ConfigError(

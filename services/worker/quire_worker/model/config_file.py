@@ -66,8 +66,9 @@ class ConfigFile:
 
     def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
         """Return the same config with fields renamed to the usual names (`renamed`: own name -> usual name), and with
-        defaults for absent fields. A null does not replace a value that the file has under the usual name. Readers of
-        the new config refuse nulls whose meaning they do not know. In the new config, no field counts as read yet."""
+        defaults for absent fields. If the file has a field under both names, the later value counts, but a null does
+        not replace a value. Readers of the new config refuse nulls whose meaning they do not know. In the new config,
+        no field counts as read yet."""
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)
@@ -128,8 +129,8 @@ class ConfigFile:
 
     def flag(self, name: str, default: bool, *, null: bool | None = None) -> bool:
         """Return a field that is true or false, or `default` if it is absent; note it as read. A null means `null` if
-        this is given. Otherwise it means the default, or is an error in a config that refuses nulls. Raises ConfigError
-        for any other value."""
+        this is given (except in `defaulted` fields). Otherwise it means the default, or is an error in a config that
+        refuses nulls. Raises ConfigError for any other value."""
         said = default if null is None or not self.is_null(name) else null
         value = self._value(name, said, null is not None)
         if not isinstance(value, bool):

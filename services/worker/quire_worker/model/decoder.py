@@ -72,7 +72,7 @@ class Decoder(Generic[P]):
 
     def few_layers(self) -> Decoder[P]:
         """Return a decoder of the first layers, with the same weights. It has as many layers as are needed for one of
-        each attention window and chunk, with and without an output gate, and at least two."""
+        each attention window and chunk, with and without an output gate, and two at least if the model has them."""
         kinds = [
             (each.rules.window, each.rules.chunk, each.output_gate is None)
             for each in (layer.mixer for layer in self.layers)
@@ -87,7 +87,7 @@ class Decoder(Generic[P]):
         `pages`.
 
         `attend`, if given, replaces attention and the linear layer after it in every layer. Without it, the ops may
-        replay a recorded pass.
+        replay a recorded pass. The next pass may overwrite the result.
         """
         if attend is None:
             residual, delta = self._run_layers(token, pages, plan)
@@ -129,8 +129,9 @@ class Decoder(Generic[P]):
     def _run_parallel(
         self, layer: Layer[P], x: Tensor, residual: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None
     ) -> Tensor | None:
-        """Run a layer whose feed-forward block takes the same input as its mixer. The mixer's result is added to
-        `residual`. Returns the block's result, None if it was added too.
+        """Run a layer whose feed-forward block takes the layer's input, as its mixer does, and not the mixer's result.
+        With a norm of its own, the block takes the norm of that input, else the mixer's input `x`. The mixer's result
+        is added to `residual`. Returns the block's result, None if it was added too.
 
         A result of an operation is valid until the same operation is called again. So the block's norm is computed
         after the mixer's first linear layer has read x.

@@ -27,10 +27,11 @@ def generation_config(folder: Path) -> ConfigFile:
 def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tuple[tuple[str, float], ...]:
     """Return the model's defaults of sampling parameters as (parameter's name, value) pairs. `source` is auto (the
     model's own folder), vllm (no file is read) or another folder, which must have the file. `override` is a JSON object
-    whose fields take precedence.
+    whose fields take precedence. A null field counts as absent, and does not remove a value. With auto, a missing file
+    gives no defaults.
 
-    Raises ConfigError for a missing or malformed file, a value that is not a number within its bounds, and an unknown
-    field of `override`.
+    Raises ConfigError for a missing file in another folder, a malformed file or `override`, a value that is not a
+    number within its bounds, and an unknown field of `override`.
     """
     found: dict[str, float] = {}
     if source != WITHOUT:

@@ -66,8 +66,8 @@ def _llama3(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
 
 def _yarn(rope: RopeSpec, plain: Tensor, positions: int) -> Tensor:
     """Scale frequencies by YaRN (Peng et al., 2023): fast dimensions are kept, slow ones are divided by `factor`, with
-    a linear ramp between. beta_fast and beta_slow, in turns over the original context, limit the ramp. `positions` has
-    no effect."""
+    a linear ramp between. beta_fast and beta_slow, in turns over the original context, limit the ramp; `truncate`
+    widens it to whole dimensions. `positions` has no effect."""
     dims = 2 * plain.numel()
 
     def dimension(turns: float) -> float:

@@ -21,7 +21,8 @@ _MOST_MULTIPLICATIONS = 1 << 35
 
 
 def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
-    """Measure the least number of query rows (4, 8, 16 or 32) from which rows of both attention GEMMs keep their bits.
+    """Measure the least row tile (4, 8, 16 or 32): with a multiple of so many query rows, rows of both attention GEMMs
+    keep their bits.
 
     The test multiplies random matrices, and compares products of some rows and items with those of all. Returns None if
     no number in ROW_TILES passes.
@@ -49,8 +50,9 @@ def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
 def gemm_depends_on_rows(outputs: int, inputs: int) -> bool:
     """Whether rows of x @ weight.T have other bits if the number of rows changes from one multiple of 16 to another.
 
-    The test multiplies random matrices in full, then only their first 16, 48 and 128 rows. A single torch thread never
-    splits the inner dimension, so then the result is False without a test.
+    The test multiplies a random x of 256 to 1024 rows, fewer for a large weight, with a random weight, then only x's
+    first 16, 48 and 128 rows. A single torch thread never splits the inner dimension, so then the result is False
+    without a test.
     """
     if torch.get_num_threads() == 1:
         return False

@@ -111,8 +111,8 @@ def _block(
 
     `query` [items, rows, D] has the rows from the block's first row on, for sequences times KV heads as items. `real`
     is the group's number of rows without padding. `before` is the largest score of earlier blocks, or None. Scores are
-    soft-capped, then `bias` and `masks` are added. All results have the shape [tiles, items, real rows, .]; the last is
-    scratch memory.
+    soft-capped if the shape has a softcap, then `bias` and `masks` are added. All results have the shape [tiles, items,
+    `real` - first row, .]; the last is scratch memory.
     """
     items, rows, head_dim = query.shape
     live_rows = real - block.first_row

@@ -113,8 +113,8 @@ def plan_step(
     """Make the plan that `Ops.plan` describes: the position of each row, the place in the pool of each real row's key,
     and groups of sequences.
 
-    `heads_per_kv`: query heads per KV head. `tile`: keys of a tile, a multiple of the page size. Query rows of a group
-    are padded to a multiple of `row_tile`.
+    Padding rows have the position 0. `heads_per_kv`: query heads per KV head. `tile`: keys of a tile, a multiple of the
+    page size. Query rows of a group are padded to a multiple of `row_tile`.
     """
     _, kv_heads, layers, _, page_size, _ = pages.shape
     real_rows = int(count.sum())
@@ -173,7 +173,8 @@ class _Planner:
         values.
 
         `end` is the number of keys of each sequence, in descending order; `first` is the position of its first query.
-        Pages after a sequence's end are read as page 0. A block skips the query rows that lie before its keys.
+        Pages after a sequence's end are read as page 0. A block skips the whole row tiles of queries that lie before
+        its keys in every sequence.
         """
         pages_per_tile = self.tile // self.page_size
         tiles = -(-int(end[0]) // self.tile)

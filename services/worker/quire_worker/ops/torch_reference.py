@@ -1,4 +1,4 @@
-"""The torch reference of `Ops`: float32, on the CPU, batch-invariant to the bit.
+"""The torch reference of `Ops`: float32, on the CPU, batch-invariant to the bit where the machine's GEMMs allow it.
 
 Activations use operations that give an element the same bits wherever it lies in a tensor. torch's own silu and sigmoid
 compute the ends of a buffer with another exp than its middle.
@@ -35,10 +35,12 @@ _GELU_SCALE: Final = math.sqrt(2.0 / math.pi)
 
 
 class TorchOps:
-    """Implements `Ops`. A model has one object, and its scratch memory allows only one thread.
+    """Implements `Ops`. A model has one object, and its scratch memory, which `paged_attention` uses, allows only one
+    thread.
 
-    The constructor measures what makes a row's bits independent of other rows, for the number of torch threads that is
-    set then. This number must not change afterwards.
+    The constructor measures from how many query rows on the bits of attention do not depend on other rows, and
+    `prepare` measures each shape of GEMMs. Both hold for the number of torch threads that is set then. This number
+    must not change afterwards.
     """
 
     row_multiple = ROW_MULTIPLE
@@ -62,8 +64,7 @@ class TorchOps:
         return weight.dense() if isinstance(weight, StoredWeight) else weight
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
-        """Return the plan of a step's attention, with the key tile and the row tile that this object measured; see
-        `Ops.plan`."""
+        """Return the plan of a step's attention, with the key tile and the row tile of this object; see `Ops.plan`."""
         return plan_step(
             pages,
             rows,
@@ -102,7 +103,8 @@ class TorchOps:
         return normed if bias is None else normed.add_(bias)
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
-        """Norm the groups of each row of x that `norm` names, in place: a layer norm if `centred`, else an RMS norm."""
+        """Norm the groups of each row of x that `norm` names, in place: a layer norm if `centred`, else an RMS norm,
+        which ignores `bias`."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
         weight, bias = norm.weight.view(-1, norm.size), None if norm.bias is None else norm.bias.view(-1, norm.size)
         if norm.centred:

@@ -70,8 +70,10 @@ def paced_tokens(
 ) -> PacedAnswer:
     """Compute the output of the made-up model for a sequence that nothing disturbs, up to a stop id, a length limit or
     a repetition. The facts' eos tokens are stop ids too, unless `ignore_eos`. With `max_tokens` 0 there is no token,
-    and the reason is LIMIT. `output_ids` were emitted before a migration: they count as output and are not repeated.
-    `max_model_len` 0: the length of the facts. `grammar` returns the mask that follows the given output tokens."""
+    and the reason is LIMIT; else there is at least one, even if the prompt reaches the limit already. Stop ids are
+    blocked until the output has `min_tokens` tokens, unless the grammar allows nothing else. `output_ids` were emitted
+    before a migration: they count as output and are not repeated. `max_model_len` 0: the length of the facts. `grammar`
+    returns the mask that follows the given output tokens."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
     vocab_size, states = facts.vocab_size, list[int]()
     for place, token in enumerate(prompt + before):
@@ -113,7 +115,8 @@ def forbidden(
 ) -> NDArray[np.bool_]:
     """Return, for each token id, whether it may not be sampled. The reason is that it is in `blocked`, the grammar's
     mask forbids it, or the request's controls would lower its logit. The made-up model has no logits to lower, so it
-    never samples such a token. If the mask allows nothing but blocked ids, they are not blocked."""
+    never samples such a token. If the mask allows nothing but blocked ids, they are not blocked, nor is a token that a
+    spent thinking budget forces."""
     blocked = blocked[(blocked >= 0) & (blocked < vocab_size)]  # a stop id may be one that the model does not have
     if mask is not None:
         kept = NO_IDS if mask.allows_only(blocked) else blocked

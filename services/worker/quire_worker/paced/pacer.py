@@ -40,8 +40,9 @@ class Pacer:
         return self._end_ns
 
     def wait_until(self, deadline_ns: int) -> None:
-        """Sleep until the deadline on the pacer's clock; return at once if it has passed. The last 30 microseconds are
-        short sleeps that let other threads run."""
+        """Sleep until the deadline on the pacer's clock; return at once if it has passed. On Linux, sleeps of the
+        calling thread end more exactly from now on. The last 30 microseconds are short sleeps that let other threads
+        run."""
         self._shorten_timer_slack()
         while (left := deadline_ns - self._clock_ns()) > 0:
             self._sleep((left - _MARGIN_NS) / 1e9 if left > _MARGIN_NS else 0.0)

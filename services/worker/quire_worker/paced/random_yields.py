@@ -45,9 +45,9 @@ class RandomYields:
         self._rng = np.random.default_rng(seed)
 
     def propose(self, batch: StepBatch) -> Int32:
-        """Return drafts [S, most drafts of a sequence]: the model's own next tokens, some of them replaced at random
-        with wrong tokens. After a wrong token, the next drafts are the tokens that the model would sample after it.
-        Places without a draft hold 0."""
+        """Return drafts [S, most drafts of a sequence]: the model's own next tokens, some of them replaced with random
+        tokens. After such a token, the next drafts are the tokens that the model would sample after it. The runner
+        computes each, and writes its KV to the pages. Places without a draft hold 0."""
         proposed = np.zeros((len(batch.drafts), int(batch.drafts.max(initial=0))), np.int32)
         first = np.cumsum(batch.count) - batch.count
         token, position = batch.token[first].copy(), batch.position.copy()

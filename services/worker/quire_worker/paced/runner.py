@@ -64,10 +64,10 @@ class PacedRunner:
         self.steps = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Carry out this step's faults, compute its tokens at once, and wait until the step's planned end. The time is
-        that of a step, of its prompt tokens and of faults. Then fetch the masks of grammars and sample these rows
-        again, as late as a real model. A sample that follows a draft and lacks its mask is HELD; sequences without a
-        first mask are reported as held."""
+        """Count the step, carry out its faults (`nan` makes its first sample DAMAGED), compute its tokens at once, and
+        wait until its planned end. The time is that of a step, of its prompt tokens and of faults. Then fetch the masks
+        of grammars and sample these rows again, as late as a real model. A sample that follows a draft and lacks its
+        mask is HELD; sequences without a first mask are reported as held."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.apply_faults(self.steps)
@@ -94,8 +94,8 @@ class PacedRunner:
         return StepOutput(token, logprobs, timing, held=fetched.held)
 
     def _compute(self, batch: StepBatch) -> _Sampled:
-        """Write the KV of all rows, and sample all tokens, without tokens that are blocked or that controls forbid.
-        Rows with grammars sample again by their masks later."""
+        """Write the KV of all rows, and sample all tokens. The first sample of a sequence without a grammar leaves out
+        tokens that are blocked or that controls forbid; rows with grammars sample again by their masks later."""
         state, where = self._advance(batch), samples_of(batch)
         sampled, length = where.sequence, where.sample_position
         last = state[where.row]
@@ -113,9 +113,9 @@ class PacedRunner:
         return samples
 
     def _resample(self, batch: StepBatch, samples: _Sampled, row: int, mask: TokenMask | None = None) -> None:
-        """Sample a row's token again if it is blocked or its request's controls forbid it; with a `mask`, always choose
-        among allowed tokens. The token becomes NOTHING_LEFT if the mask leaves none, and DAMAGED if a logits processor
-        failed. A DAMAGED token stays."""
+        """Sample a row's token again, with a new random number, if it is blocked or its request's controls forbid it;
+        with a `mask`, always choose among tokens that are not forbidden. If there are none, the token becomes 0 or,
+        with a mask, NOTHING_LEFT. It becomes DAMAGED if a logits processor failed. A DAMAGED token stays."""
         sequence = int(samples.where.sequence[row])
         controls = batch.controls.get(sequence)
         if samples.token[row] == DAMAGED:

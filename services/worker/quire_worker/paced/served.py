@@ -35,7 +35,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
     """Make a ServedModel of the made-up model, with its pages, faults, logits processors and, if --paced-yields is
     given, random drafts and holds. Loads no weights, and calls `progress` once, with the phase `config`. Raises
     ConfigError for a model folder without facts, sizes that make no sense, a wrong fault, or a logits processor that is
-    missing or broken."""
+    missing or broken, and Unsupported as `read_facts` does."""
     progress("config", 0, 0)
     facts, size = read_facts(config.model, config.max_model_len), config.page_size
     pages = PageArray(_num_pages(config), size)
@@ -73,8 +73,8 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
 
 
 def _num_pages(config: WorkerConfig) -> int:
-    """Return the number of KV pages, page 0 included: from --paced-pages, else as many as fill --kv-cache-memory-bytes,
-    else the default."""
+    """Return the number of KV pages, page 0 included: one more than --paced-pages, else as many as fill
+    --kv-cache-memory-bytes, else the default."""
     if config.paced_pages:
         return config.paced_pages + 1
     if config.kv_cache_memory_bytes:

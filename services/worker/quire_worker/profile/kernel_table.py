@@ -32,8 +32,8 @@ class Row:
 
 def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int, peak: Peak | None) -> list[Row]:
     """Make a row of the table for each part of a step, the longest first. `times` are of all `steps`, `costs` of one.
-    The calls of a part are those of its cost or, without them, the count of its times. Without a `peak` the floors are
-    0."""
+    The calls of a part are those of its cost or, without them, the count of its times per step. Without a `peak` the
+    floors are 0."""
     total = sum(each.us for each in times.values()) or 1.0
     rows = []
     for name, spent in times.items():

@@ -52,12 +52,13 @@ class StepProfile:
 
 
 def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None] = lambda *_: None) -> StepProfile:
-    """Load the configured model, warm up by three steps, trace one step `config.steps` times without CUDA graphs, and
-    write trace.json and kernels.json (the table) to the folder `config.out`, which is made. Returns the table's rows
-    and the paths.
+    """Load the configured model, fill the step's pages with random numbers, warm up by three steps, trace one step
+    `config.steps` times without CUDA graphs, and write trace.json and kernels.json (the table) to the folder
+    `config.out`, which is made. Returns the table's rows and the paths.
 
     Raises ConfigError or Unsupported for a model that cannot be loaded, does not fit or runs in the Transformers
-    backend, and ConfigError for a step without rows. Raises Internal for a step that hangs.
+    backend, and ConfigError for a step without rows or one for which the pages are too few. Raises Internal for a step
+    that hangs, or the error of a sequence that failed.
     """
     prefill = max(config.prompt, 1)
     # As little as the step needs beside weights and pages.

@@ -40,8 +40,8 @@ class Times:
 
 def times_by_range(trace: Mapping[str, Any], prefix: str) -> dict[str, Times]:
     """Return times in microseconds by name of a range, without the prefix: those of the kernels that were launched in
-    it, by kernel too. Kernels outside all ranges count as OUTSIDE. If the trace has no kernels, these are the ranges'
-    own times."""
+    it, by kernel too. Copies and fills on the device count as kernels. Kernels outside all ranges count as OUTSIDE. If
+    the trace has no kernels, these are the ranges' own times."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
     ranges = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(prefix)]

@@ -23,8 +23,8 @@ GROUP = "quire.logits_processors"
 
 
 class LogitsProcessor(Protocol):
-    """Called before each token of a request that names it, on the thread that runs steps. All sequences wait while it
-    runs.
+    """Called before each token of a request that names it, but for those that a spent thinking budget forces, on the
+    thread that runs steps. All sequences wait while it runs.
 
     A processor must be pure: the same ids and logits must give the same result, independent of earlier and other calls.
     A request may move to another worker between two tokens, and this must not change its answer.

@@ -97,10 +97,11 @@ class LogitsState:
 
     def apply(self, logits: Float32, blocked: Int32 | None = None, mask: TokenMask | None = None) -> None:
         """Change a row of logits [V] in place, as the request asks (see the module). `blocked` ids are forbidden too. A
-        spent thinking budget leaves only the end mark's next token, if the grammar's `mask` allows it.
+        spent thinking budget leaves only the end mark's next token, with its raw logit, and nothing else is applied;
+        but if the grammar's `mask` forbids this token, the budget changes nothing.
 
-        If a processor fails, which is noted in `failure`, or a penalty makes a logit infinite, all tokens are
-        forbidden. The caller applies `mask` itself.
+        If a processor fails, or a penalty makes a logit +inf, all tokens are forbidden. A run of the processors sets
+        `failure`: the error, or None if all succeed. The caller applies `mask` itself.
         """
         forced = self._forced()
         if forced is not None and (mask is None or mask.allows(forced)):

@@ -12,9 +12,9 @@ from quire_worker.arrays import Float32, Int32
 
 
 def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-    """Return logprob, rank (1 for the largest logit) and the `wanted` most likely alternatives of the sampled token.
-    They are for rows of logits [N, V] with wanted [N] >= 0 and a token that is not negative. Returns None if there is
-    no such row."""
+    """Return logprob and rank (1: no logit is larger) of each sampled token, and the `wanted` (at most V) most likely
+    tokens of its row, among which the sampled one may be. They are for rows of logits [N, V] with wanted [N] >= 0 and a
+    token [N] that is not negative. Returns None if there is no such row."""
     asked = np.flatnonzero((wanted >= 0) & (token >= 0))
     if asked.size == 0:
         return None

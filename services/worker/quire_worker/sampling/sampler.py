@@ -41,8 +41,9 @@ _NEAR = 256
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     """Sample a token id for each row of logits [N, V] float32, by the definition above. The logits stay unchanged.
 
-    A row whose largest logit is not finite after bans, controls and grammar gets DAMAGED if its largest raw logit is
-    not finite either, else NOTHING_LEFT. A row with a grammar also gets DAMAGED if only the raw one is not finite.
+    A row gets DAMAGED if its largest raw logit is not finite, and it has a grammar or the largest is not finite after
+    bans and controls either. It gets NOTHING_LEFT if only the largest after bans, controls and grammar is not finite. A
+    logits processor that fails is noted in its row's controls.
     """
     raw = logits
     if columns.blocked or columns.controls or columns.masks:
@@ -66,8 +67,8 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
 
 
 def _restrict(values: Float32, columns: SamplingColumns) -> None:
-    """Change, in place, the logits [N, V] of rows with blocked tokens, controls or masks: what may not be sampled
-    becomes -inf. Blocked tokens are free if the row's mask allows no others."""
+    """Change, in place, the logits [N, V] of rows with blocked tokens, controls or masks: controls are applied, and
+    what may not be sampled becomes -inf. Blocked tokens are free if the row's mask allows no others."""
     blocked = dict(columns.blocked)
     for row, mask in columns.masks.items():
         if row in blocked and mask.allows_only(blocked[row]):
@@ -186,7 +187,7 @@ def _typical(scaled: Float32, weight: Float32, typical_p: float) -> Bool:
 
 def _top_p_mass(mass: Float32, top_p: float) -> float:
     """Return the weight of the least likely token that top_p keeps: tokens whose strictly larger ones sum to less than
-    top_p of all. Only tokens that are likely enough are sorted."""
+    top_p of all, and always the likeliest. Only tokens that are likely enough are sorted."""
     total = mass.sum(dtype=np.float64)
     # All tokens below this together make up at most half of the tail that top_p drops.
     likely = np.sort(mass[mass > 0.5 * (1.0 - top_p) * total / mass.size])[::-1]

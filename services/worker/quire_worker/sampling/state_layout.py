@@ -1,10 +1,10 @@
 """A sequence's logits processor state as one array of int32, which the device reads in place and keeps up to date
 itself.
 
-The array has the contents of `LogitsState`, for a device that cannot run Python between two steps: a header, then
-sections at the offsets that the header names. Float32 values are stored as their bits. The device adds each token that
-it is fed to four sections: the known ids, their counts, the ring of the output's last tokens, and the state of the
-thinking. Nothing else changes.
+The array has the contents of `LogitsState`, without logits processors and the repetition rule, for a device that cannot
+run Python between two steps: a header, then sections at the offsets that the header names. Float32 values are stored as
+their bits. The device adds each token that it is fed to four sections: the known ids, their counts, the ring of the
+output's last tokens, and the state of the thinking. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tupl
 
 def most_ids(sequence: Sequence, known: int, vocab_size: int) -> int:
     """Return how many distinct ids a sequence may have at its end, if it starts with `known`: one more for each new
-    token, up to the vocabulary."""
+    token, and four to spare, up to the vocabulary."""
     return max(known, min(vocab_size, known + sequence.stop.max_tokens + _SPARE))
 
 

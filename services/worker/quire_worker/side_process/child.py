@@ -105,9 +105,9 @@ def frames_of(sock: socket.socket, kinds: type[enum.IntEnum]) -> Iterator[Frame]
 
 
 def end_with(parent: int) -> None:
-    """On Linux, have the kernel kill this process when its parent ends. Exit at once, with EXIT_ORPHANED, if the parent
-    has ended already. The signal comes when the *thread* that started this process ends: ProcessLink's, which lives as
-    long as the worker wants the process."""
+    """On Linux, have the kernel kill this process when its parent ends; if this is refused, only print that. Exit at
+    once, with EXIT_ORPHANED, if the parent has ended already. The signal comes when the *thread* that started this
+    process ends: ProcessLink's, which lives as long as the worker wants the process."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -115,8 +115,8 @@ class ProcessLink:
 
     def send(self, incarnation: int, frame: Frame) -> bool:
         """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
-        process is gone or was given up. True does not mean that the frame arrives. Never blocks. A process that leaves
-        more than MAX_BACKLOG_BYTES unread is replaced."""
+        process is gone, was given up, or cannot take frames yet. True does not mean that the frame arrives. Never
+        blocks. A process that leaves more than MAX_BACKLOG_BYTES unread is replaced."""
         data = frame.pack()
         with self._lock:
             if self._socket is None or incarnation != self._incarnation or self._giving_up:
@@ -135,7 +135,7 @@ class ProcessLink:
 
     def give_up(self, incarnation: int, why: str) -> None:
         """Have this incarnation's process killed and replaced, since it misbehaves; `why` is logged. No effect on a
-        later one."""
+        later one, or on one that is given up already."""
         with self._lock:
             if incarnation == self._incarnation and not self._giving_up:
                 self._giving_up = why
@@ -143,7 +143,7 @@ class ProcessLink:
 
     def close(self) -> None:
         """End the process and the thread, and wait for both. The process has `stop_s` to end by itself, then it is
-        killed."""
+        killed. Must be called once only."""
         with self._lock:
             self._closing = True
             self._wake_thread()
@@ -154,9 +154,10 @@ class ProcessLink:
         os.close(self._wake_fd)
 
     def _main(self) -> None:
-        """Run one process after another, on the link's thread, until `close`. When one ends, call `on_lost`, log a
-        warning, queue ProcessLost, call `on_frames`, and wait before the next: 0.1 s, twice as long (at most 5 s) after
-        each process that did not live for 10 s."""
+        """Run one process after another, on the link's thread, until `close`. When one ends, begin the next incarnation
+        (its socket too, if it buffers while restarting), call `on_lost`, log a warning, queue ProcessLost, call
+        `on_frames`, and wait before the next: 0.1 s, twice as long (at most 5 s) after each process that did not live
+        for 10 s."""
         # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
@@ -193,8 +194,9 @@ class ProcessLink:
                 select.select([self._wake_fd], [], [], left_s)
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
-        """Make the socket pair of the next process, with SETUP as the first frame to send. From now on, `send` accepts
-        frames, although the process is not started yet. Returns the socket of this process and that of the next one."""
+        """Make the socket pair of the next process, with SETUP as the first frame to send, and forget that a process
+        was given up. From now on, `send` accepts frames, although the process is not started yet. Returns the socket of
+        this process and that of the next one."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with self._lock:
@@ -204,7 +206,9 @@ class ProcessLink:
         return ours, theirs
 
     def _run_process(self) -> str:
-        """Run one process from its start to its end. Returns a text with the reason for the end and the exit code."""
+        """Run one process from its start to its end. Returns a text with the reason for the end and the exit code.
+        If the start fails, or the process sends bytes that are no frame, that error is raised, after the process has
+        been ended."""
         (ours, theirs), self._first = self._first or self._connect(), None
         code: int | None = None
         try:
@@ -228,9 +232,9 @@ class ProcessLink:
         )
 
     def _serve_process(self, sock: socket.socket) -> str:
-        """Exchange frames and pings with the process until it ends, hangs (too many pings in a row unanswered), is
-        given up, or the link closes. Returns the reason; empty if the link closes. Raises WireError for bytes that are
-        no frame."""
+        """Exchange frames and pings with the process until it ends, hangs (too many pings without any frame in between,
+        `start_pings` before the first frame, then `silent_pings`), is given up, or the link closes. Returns the reason;
+        empty if the link closes. Raises WireError for bytes that are no frame."""
         poll, reader, timeouts = select.poll(), FrameReader(self._kind.frames), self._timeouts
         poll.register(self._wake_fd, select.POLLIN)
         limit, unanswered = timeouts.start_pings, 0
@@ -313,7 +317,7 @@ def _try_send(sock: socket.socket, data: bytes) -> int:
 
 def _receive(sock: socket.socket, reader: FrameReader) -> list[Frame] | None:
     """Read the bytes that have come without waiting. Returns the frames that are complete, possibly none, or None if
-    the connection has ended."""
+    the connection has ended. Raises WireError for bytes that are no frame."""
     try:
         data = sock.recv(RECEIVE_BYTES)
     except BlockingIOError:

@@ -68,8 +68,8 @@ class CoreMeter:
                 self._files[thread] = os.open(self._proc / f"self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def _counters(self) -> list[tuple[str, tuple[int, int]]]:
-        """Return, for each thread that still lives, its name, its nanoseconds on a core and its nanoseconds waiting for
-        one."""
+        """Return, for each thread that still lives, its id as text, its nanoseconds on a core and its nanoseconds
+        waiting for one."""
         found = []
         for thread, file in self._files.items():
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
@@ -78,8 +78,8 @@ class CoreMeter:
         return found
 
     def _idle(self) -> float:
-        """Return the seconds since boot in which the cores of this process were idle, summed over the cores; 0 if
-        /proc/stat cannot be read."""
+        """Return the seconds since boot in which the cores of this process were idle, or waited for input or output,
+        summed over the cores; 0 if /proc/stat cannot be read."""
         try:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
         except OSError:

@@ -80,11 +80,11 @@ class ThreadShare:
         self._rest = self._left = 0
 
     def observe(self, interval: Interval, pace: Pace) -> None:
-        """Process the interval that has just ended, and its steps: end a trial, or begin one. Half the threads are
-        tried after two intervals in a row in which threads waited too long for cores, unless such a trial failed a
-        short time ago. Twice as many, up to `most`, are tried after enough intervals with idle cores, or long after the
-        last trial. Only this method changes `threads`. Intervals in which the process wanted almost no core are
-        ignored."""
+        """Process the interval that has just ended, and its steps: end a trial, begin one, or both. Half the threads
+        are tried after two intervals in a row in which threads waited too long for cores, unless such a trial failed a
+        short time ago and steps are not much slower than then. Twice as many, up to `most`, are tried after enough
+        intervals with idle cores, or long after the last trial. Only this method changes `threads`. Intervals in which
+        the process wanted almost no core are ignored."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
@@ -112,7 +112,8 @@ class ThreadShare:
         """Compare the trial's steps with those before it. Returns whether the trial is over, after two intervals, or
         one if fewer threads were clearly slower. A failed trial (fewer threads were slower, or more threads hardly
         faster) is undone, and the next such trial waits longer. If no steps can be compared, fewer threads stay, and
-        more stay if cores were idle."""
+        more stay if cores were idle. If fewer threads stay, more are tried after twice as long a wait if the last
+        increase that stayed was a short time ago, else after the shortest."""
         trial.intervals += 1
         times = self._recent().times_of(trial.pace)
         if self.threads < trial.threads:

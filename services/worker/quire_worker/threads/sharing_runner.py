@@ -32,8 +32,8 @@ class SharingRunner:
         self._due = time.monotonic() + INTERVAL_S
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Run a step and record its time. Five times a second, before a step, set torch's number of threads as the
-        ThreadShare decides. If the kernel does not report how long threads wait, the number never changes."""
+        """Run a step and record its time. At most five times a second, before a step, set torch's number of threads as
+        the ThreadShare decides. If the kernel does not report how long threads wait, the number never changes."""
         share = self._share
         if share is None:
             return self._runner.run(batch)

@@ -56,8 +56,9 @@ class TransformersDecoder(Generic[P]):
         return self
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
-        """Run the model's layers on all rows of a step as one sequence, with attention over the pages: token [R] int64
-        -> hidden [R, H]. Raises TypeError for `attend`: the model computes the linear layer that it would replace."""
+        """Run the model's layers on all rows of a step as one sequence, with attention over the pages: token [R] int64,
+        clamped to the vocabulary -> hidden [R, H]. Raises TypeError for `attend`: the model computes the linear layer
+        that it would replace."""
         if attend is not None:
             raise TypeError("the Transformers backend cannot cut layers at attention")
         # While a GPU's kernels are compiled without running, the rows have no tokens, and torch's lookup must find one.

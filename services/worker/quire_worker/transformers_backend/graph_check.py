@@ -28,7 +28,8 @@ def graph_defect(model: Layers, vocab_size: int, max_positions: int, device: tor
 
 def find_defect(model: Layers, vocab_size: int, max_positions: int, device: torch.device, recorder: Recorder) -> str:
     """Capture a pass of a few rows, replay it for other tokens and positions, and compare that with a new pass of
-    these. Returns the error of the capture, or that results differ; "" if the graph is right."""
+    these. Returns the error of the capture, or that results differ; "" if the graph is right. Errors outside of the
+    capture are raised."""
     last = max_positions - 1
     token = torch.zeros(_TOKENS, dtype=torch.long, device=device)
     position = torch.zeros(_TOKENS, dtype=torch.long, device=device)

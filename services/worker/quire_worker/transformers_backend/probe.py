@@ -31,8 +31,8 @@ _UNSUPPORTED_ATTENTION: Final = "UNSUPPORTED_ATTENTION"
 
 def read_spec(found: FoundModel, max_positions: int) -> TransformersSpec:
     """Return the model's sizes and the attention of its layers, from passes of seven rows on the meta device. Raises
-    Unsupported if Quire's pages or kernels do not support a layer's attention, or if a layer counts the rows of a
-    pass."""
+    Unsupported if Quire's pages or kernels do not support a layer's attention, if a layer counts the rows of a pass, or
+    if the model's code fails."""
     register_attention()
     recorder = _CallRecorder()
     with (
@@ -108,7 +108,8 @@ def _check_layers(found: FoundModel, calls: list[AttentionCall]) -> None:
 
 def _attention_of(found: FoundModel, call: AttentionCall, first: AttentionCall) -> Attention:
     """Return the attention of one layer, from its call. Raises Unsupported if Quire's pages or kernels do not support
-    it, or if its heads have another shape or softcap than those of the `first` layer."""
+    it, or if its heads have another shape or softcap than those of the `first` layer. The score scale is that of the
+    first layer."""
     _, heads, _, head_dim = call.query.shape
     kv_heads, rule = call.key.shape[1], call.mask
     reason = ""

@@ -71,8 +71,8 @@ class TransformersSource(ModelSource):
 
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> TransformersWeights:
         """Load the weights, or make random ones for the load format dummy: in float32 on the CPU (`device` None), in
-        bfloat16 on a GPU. Raises Unsupported for types of weights that the backend does not have, and for a model that
-        mixes the rows of a step."""
+        bfloat16 on a GPU. Raises Unsupported if `dtype` or `quantize` asks for other weights on the CPU, and for a
+        model that `check_rows` refuses. Also raises the errors of `load_weights`."""
         place = torch.device("cpu") if device is None else device
         dtype = torch.float32 if device is None else torch.bfloat16
         if device is None:

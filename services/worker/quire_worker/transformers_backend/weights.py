@@ -57,8 +57,9 @@ def load_weights(
     found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> LoadedWeights:
     """Make the model with the weights of a checkpoint; floats become `dtype`. `progress` gets bytes done and bytes in
-    all. Raises ConfigError for tensors that are missing, unexpected or of the wrong shape, Unsupported for types of
-    numbers that are not supported. Raises torch.OutOfMemoryError if the device's memory is too small."""
+    all. Raises ConfigError for tensors that are missing, unexpected or of the wrong shape, and for any other failure of
+    transformers, Unsupported for types of numbers that are not supported. Raises torch.OutOfMemoryError if the device's
+    memory is too small."""
     register_attention()
     shortages = _memory_shortages(device)
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}
@@ -115,7 +116,7 @@ class _TensorReader:
 
     def read(self, file: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype | None) -> Tensor:
         """Read a tensor to the model's device, in this type; None: in the file's type. Note its digest and report
-        progress. The first error is kept in `error` and raised."""
+        progress. A QuireError is raised, and the first one is kept in `error`."""
         try:
             file.tensor(entry)  # raises for kinds of numbers that are not supported
             target = torch.empty(entry.shape, dtype=dtype or DTYPES[entry.dtype], device=self._device)

@@ -99,7 +99,8 @@ def _match(
 ) -> list[tuple[SourceTensor, SafetensorsFile, TensorEntry]]:
     """Return each tensor of the checkpoint that holds parameters, with its file and entry. Raises ConfigError for
     missing, unexpected and wrongly shaped tensors, and for a head that differs from the tied embedding; Unsupported for
-    unsupported types of numbers."""
+    unsupported types of numbers. A tied head, and tensors that the loader or the family ignores by their suffix, are
+    not unexpected."""
     family = family.in_checkpoint(checkpoint.names)
     wanted = source_tensors(specs, family)
     missing = [name for name in wanted if checkpoint.find(name) is None]

@@ -24,8 +24,9 @@ _ROWS = 1024
 
 
 def rounded_kinds(kinds: Mapping[tuple[str, int], BlockKind], dtype: str) -> dict[tuple[str, int], BlockKind]:
-    """Return, by role and layer, the types to which `dtype` rounds weights when they are loaded. auto and float32
-    round none, since the CPU computes in float32 and so keeps each value of the file."""
+    """Return, by role and layer, the types to which `dtype` rounds weights when they are loaded. Quantized weights, and
+    weights that have this type already, are left out. auto and float32 round none, since the CPU computes in float32
+    and so keeps each value of the file."""
     wanted = _KINDS.get(dtype)
     if wanted is None:
         return {}
@@ -33,7 +34,8 @@ def rounded_kinds(kinds: Mapping[tuple[str, int], BlockKind], dtype: str) -> dic
 
 
 def check_rounded(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None:
-    """Raise ConfigError if a rounded weight has a value that its type cannot hold: float16 ends at 65,504."""
+    """Raise ConfigError if a rounded weight has an infinite value, which its type could not hold: float16 ends at
+    65,504."""
     for spec in specs:
         values = store.destination(spec)
         parts = (values[first : first + _ROWS] for first in range(0, len(values), _ROWS))

@@ -93,7 +93,8 @@ class SafetensorsFile:
 
     def _read_header(self, size: int) -> dict[str, TensorEntry]:
         """Parse and check the header of a file of `size` bytes; return its tensors by name. Raises ConfigError if it is
-        no JSON object, or if the tensors do not lie in the file without gaps, overlaps and a rest."""
+        too long, cut short or no JSON object, or if the tensors do not lie in the file without gaps, overlaps and a
+        rest."""
         length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
         if length > MAX_HEADER_BYTES:
             raise self._corrupt(f"its header claims {length} bytes")

@@ -32,8 +32,8 @@ class SourceTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape in the checkpoint: that of its parameters stacked along their outputs, or the reverse of
-        this if it is transposed."""
+        """The tensor's shape in the checkpoint: the `file_shape` of a single parameter that has one, else that of its
+        parameters stacked along their outputs, or the reverse of this if it is transposed."""
         first = self.specs[0]
         if len(self.specs) == 1 and first.file_shape:
             return first.file_shape

@@ -52,9 +52,9 @@ def copy_tensors(
     threads: int = 0,
     stage_bytes: int = STAGE_BYTES,
 ) -> dict[str, bytes]:
-    """Copy all tensors on this many threads (0: as many as there are cores, up to eight); returns digests (xxh3 of
-    name, type, shape and bytes) by name. `progress` is called from the calling thread with the number of bytes done so
-    far.
+    """Copy all tensors on this many threads (0: as many as there are cores, up to eight), at most one for each tensor;
+    returns digests (xxh3 of name, type, shape and bytes) by name. `progress` is called from the calling thread with the
+    number of bytes done so far.
 
     If a thread fails, the others take no more tensors, and its error is raised once no thread writes any more.
     """

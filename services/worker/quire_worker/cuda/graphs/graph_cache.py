@@ -51,7 +51,7 @@ class GraphCache(Generic[T]):
     def find(self, wanted: StepSize) -> T | None:
         """Return the item of the smallest size that suits `wanted`. If that item does not exist yet, it is made now if
         this is the `wants`-th time that it is wanted. Otherwise the smallest existing item that suits is returned;
-        None: there is none."""
+        None: there is none. An error of making the item is raised."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()
@@ -74,8 +74,9 @@ class GraphCache(Generic[T]):
         self._least.clear()
 
     def _defer(self, size: StepSize) -> bool:
-        """Count that this size was wanted; returns whether to leave it for later, since it was not wanted often enough.
-        At its second time the size is queued, first of all, for idle time."""
+        """Count that this size was wanted; returns whether to leave it for later, which is False only at its `wants`-th
+        time, so an item that could not be made then is not tried again by `find`. At its second time the size is
+        queued, first of all, for idle time."""
         self._wanted[size] += 1
         if self._wanted[size] == self._wants:
             return False
@@ -84,7 +85,8 @@ class GraphCache(Generic[T]):
         return True
 
     def _get(self, size: StepSize) -> T:
-        """Return the item of a size, made now if there is none. Once `most` items exist, no further one is made."""
+        """Return the item of a size, made now if there is none. Once it is the last of `most` items, nothing more is
+        made (see `give_up`)."""
         if size not in self._made:
             self._made[size] = self._make(size)
             if len(self._made) == self._most:

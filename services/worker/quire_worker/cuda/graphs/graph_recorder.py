@@ -79,7 +79,8 @@ class GraphRecorder:
         return self.end()
 
     def end(self) -> torch.cuda.CUDAGraph:
-        """End the capture and return its graph; raises RuntimeError if none was begun."""
+        """End the capture, let Python's garbage collector go on, and return the graph. Raises RuntimeError if none was
+        begun, and errors of the capture."""
         graph, self._open = self._open, None
         if graph is None:
             raise RuntimeError("no graph was begun")
@@ -90,7 +91,8 @@ class GraphRecorder:
         return graph
 
     def abandon(self) -> None:
-        """End a capture in which a launch failed, and drop it; does nothing if none was begun."""
+        """End a capture in which a launch failed, drop it, and let Python's garbage collector go on; does nothing if
+        none was begun. A RuntimeError of the end is ignored."""
         graph, self._open = self._open, None
         if graph is not None:
             # The error that is told is the launch's own.

@@ -95,7 +95,7 @@ class StepGraph:
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream. In pieces, attention of prompt chunks
-        is launched between them. Sets `advanced` of the body before the last graph."""
+        is launched between them. `advanced` of the body is False until just before the last graph."""
         self._body.advanced = False
         if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
@@ -104,8 +104,8 @@ class StepGraph:
         self._pieces[-1].replay()
 
     def _replay_pieces(self, layout: StepLayout) -> None:
-        """Replay all pieces but the last and, after each, launch the attention of prompt chunks in one layer with its
-        output projection."""
+        """Replay all pieces but the last and, after each, launch one layer's attention of prompt chunks, and its output
+        projection for these chunks and the decode rows."""
         shape, pages = self._body.decoder.head_shape, self._body.pages
         fresh, others, tiles = layout.fresh or (), layout.others, self._plan if layout.tiled else None
         for piece, eager in zip(self._pieces, self._eager, strict=False):

@@ -64,7 +64,7 @@ class StepGraphCache:
         """Return the smallest captured step that suits the wanted size: a whole one or, if none suits and there are
         more than MOST_PADDED_ROWS prefill rows, one in pieces. If the smallest is missing, it is captured now, or, if
         its capture is postponed, the smallest existing one is returned. None: there is none. `fresh`: torch's attention
-        computes some chunk, so only steps in pieces suit."""
+        computes some chunk, so only steps in pieces suit. An error of a capture is raised."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)

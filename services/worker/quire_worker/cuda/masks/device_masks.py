@@ -34,8 +34,9 @@ class DeviceMasks:
         self._arrived = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def place_rows(self, views: dict[str, Tensor], splits: Tensor | None) -> RowMasks:
-        """Write the right positions to the uploaded columns `views` of a step, for rows that decode by a grammar.
-        Returns the tensors that `fetch` needs. `splits` as in TritonPlan."""
+        """Write the right positions to the uploaded columns `views` of a step, for rows that decode by a grammar, and
+        correct what follows from them: whether a row feeds a token, is its sequence's last or has blocked stop ids, and
+        the ends of KV splits. Returns the tensors that `fetch` needs. `splits` as in TritonPlan."""
         sequences = len(views["mask_slot"])
         masks = RowMasks(
             mask_slot=views["mask_slot"],
@@ -56,7 +57,8 @@ class DeviceMasks:
 
     def fetch(self, masks: RowMasks, views: dict[str, Tensor], stop_id: Tensor) -> None:
         """Launch the kernel that reads the step's masks, on a stream of its own, so that other kernels run meanwhile.
-        `await_fetch` makes later kernels wait for it. On the CPU it runs at once."""
+        `await_fetch` makes later kernels wait for it. On the CPU it runs at once. Stop ids are no longer blocked in
+        rows whose grammar allows nothing else."""
         if self._stream is None:
             fetch_masks(masks, self._mapping.ring, views["sample_position"], stop_id)
             return

@@ -57,8 +57,8 @@ class PeerMemories:
             yield self._open[descriptor]
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
-        """Close the memories that were not used for `idle_s`, after waiting for reads that are enqueued; an error of
-        the driver is logged."""
+        """Close the memories that were not used for `idle_s`, after waiting for reads that are enqueued. An error of
+        the driver at a close is logged; an error of the wait, which is the GPU's, passes on."""
         with self._lock:
             since = self._clock() - idle_s
             idle = [descriptor for descriptor, used_s in self._used_s.items() if used_s <= since]

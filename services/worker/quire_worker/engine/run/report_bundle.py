@@ -41,7 +41,8 @@ class ReportBundle:
 
     def has_room_for(self, report: Report) -> bool:
         """Whether the Report may be merged with those in the bundle; always, if the bundle is empty. They must have the
-        same epoch, no errors, and prefill progress of only one Grant. At most 64 Reports or 1 MiB go together."""
+        same epoch and no errors; if one has prefill progress, the steps of all must belong to one Grant. At most 64
+        Reports or 1 MiB go together."""
         if not self._reports:
             return True
         last = self._reports[-1]

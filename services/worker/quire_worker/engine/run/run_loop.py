@@ -150,7 +150,7 @@ class RunLoop:
     def _main(self) -> None:
         """Run the engine and handle the inbox, on the model thread, until `close`. An exception ends the loop; it is
         logged and passed to `on_fatal`. At the end, the session and all sessions still in the inbox are closed with
-        WORKER_STOPPED."""
+        WORKER_STOPPED, and the worker counts as vacant."""
         try:
             while self._drain_inbox(wait=self._run_once()):
                 pass
@@ -165,8 +165,8 @@ class RunLoop:
     def _run_once(self) -> bool:
         """Launch the steps that may run, and queue at most one Report for the scheduler, or a Flush if there is none
         and nothing is in flight. Returns whether the engine has nothing to do until the next item of the inbox; True
-        without a session. An engine error, or a scheduler that does not read, ends the session and the run. If no slot
-        holds a sequence, the worker counts as vacant."""
+        without a session. An engine error, or a scheduler that does not read, ends the session and the run; errors of
+        `_abort_session` pass on. If no slot holds a sequence, the worker counts as vacant."""
         session, engine = self._session, self._engine
         if session is None:
             return True
@@ -189,8 +189,9 @@ class RunLoop:
         return report is None
 
     def _drain_inbox(self, wait: bool) -> bool:
-        """Handle all items in the inbox; if `wait`, first wait for one. Returns False once the loop is to end. If no
-        item comes for a while, the device does some of its deferred work."""
+        """Handle all items in the inbox; if `wait`, first wait for one. Returns False once the loop is to end. If
+        `wait` and no item comes for a while, the device does some of its deferred work, unless it has none or steps are
+        in flight."""
         block = wait
         try:
             while True:

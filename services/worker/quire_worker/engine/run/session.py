@@ -79,9 +79,9 @@ class Session:
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
         """Yield the frames for the scheduler, and block between them: the hello, then Reports. Reports that come within
-        1 ms of the last frame are merged; a Flush sends them at once. After the hello, a heartbeat comes whenever no
-        frame was sent for 0.25 s. Ends when the session is closed, or raises the QuireError with which it was closed;
-        Reports queued before that still come."""
+        1 ms of the last frame are merged, as far as ReportBundle allows; a Flush sends them at once. After the hello, a
+        heartbeat comes whenever no frame was sent for 0.25 s. Ends when the session is closed, or raises the QuireError
+        with which it was closed; Reports queued before that still come."""
         bundle = ReportBundle()
         said: Report | None = None
         sent_s = clock() - REPORT_INTERVAL_S

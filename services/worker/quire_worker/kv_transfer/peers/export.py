@@ -61,8 +61,8 @@ class Export:
     def request_pages(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
         """Note that these pages, in ascending order, are due next. Return those that the caller must request from the
         engine: those neither requested before nor in the ring. Each request wakes the engine. So none are returned
-        while fewer than `several` are new, unless the first page is one of them. A session that is not the holder gets
-        none."""
+        while fewer than `several` are new, unless the first page is one of them. If the session is not the holder, or
+        the export is over, nothing is noted and none are returned."""
         with self._changed:
             if self._is_lost(holder):
                 return []
@@ -90,8 +90,8 @@ class Export:
             return slot
 
     def fill(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        """Take pages that have come into the ring, as (index, slot), and wake the holder; returns slots whose pages are
-        not due, which the caller must release."""
+        """Take pages that have come into the ring, as (index, slot), and wake the holder; returns the slots of pages
+        that are not due or are there already, which the caller must release."""
         unwanted = []
         with self._changed:
             for index, slot in pairs:
@@ -120,7 +120,7 @@ class Export:
 
     def detach(self, holder: Holder) -> list[int]:
         """End the service by `holder`; returns ring slots of pages that were not sent, which the caller must release.
-        Does nothing if another session is the holder."""
+        Does nothing, and returns none, if this session is not the holder."""
         with self._changed:
             if self._holder is not holder:
                 return []

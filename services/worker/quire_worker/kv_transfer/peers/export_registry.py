@@ -35,7 +35,8 @@ ENGINE_SILENT_S = 2.0
 
 
 class ExportRegistry:
-    """A StoreHandler. Sessions' threads call `find_export`, `finish_export` and the methods after them."""
+    """A StoreHandler. Sessions' threads call `find_export`, `finish_export` and the methods after them. `window`: how
+    many pages of one export may lie in the ring at once; `several`: half of it, rounded up."""
 
     def __init__(self, context: AgentContext) -> None:
         self._send = context.send
@@ -101,9 +102,9 @@ class ExportRegistry:
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """Return the key of the lease with this handle, and its export (None: it has ended). Returns None if the lease
-        is unknown or ended long ago. First waits for cancellations that the engine has counted and this process has not
-        read yet, since the pages of these exports may be filled with other content. Raises DataConnectionError if they
-        do not come in CANCELLATION_TIMEOUT_S."""
+        is unknown, or not among the last 1024 that ended. First waits for cancellations that the engine has counted and
+        this process has not read yet, since the pages of these exports may be filled with other content. Raises
+        DataConnectionError if they do not come in CANCELLATION_TIMEOUT_S."""
         with self._seen_changed:
             if not self._seen_changed.wait_for(
                 lambda: self._cancellations_seen >= self._ring.cancellations, CANCELLATION_TIMEOUT_S
@@ -122,13 +123,15 @@ class ExportRegistry:
         return self._silence_s() > ENGINE_SILENT_S
 
     def take_over(self, export: Export, holder: Holder) -> None:
-        """Make `holder` the session that serves the export; slots that nobody wants go back to the engine."""
+        """Make `holder` the session that serves the export, and stop the session before it; slots that nobody wants go
+        back to the engine. Raises NotFound if the export is over."""
         self.release(export.take_over(holder))
 
     def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
-        """Ask the engine to put the first `most` of these pages into the ring, each once it is filled. Pages that were
-        requested before are left out. If more than `most` pages remain, fewer than `several` new ones are not requested
-        yet, unless the first page is one of them."""
+        """Ask the engine to put the first `most` of these pages into the ring, each once it is filled. Pages that are
+        in the ring, or were requested and have not come, are left out. Nothing is requested for a session that is not
+        the holder. If more than `most` pages remain, fewer than `several` new ones are not requested yet, unless the
+        first page is one of them."""
         new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
             self._send(Frame.of(AgentFrameKind.WANTED, export.job.generation, export.job.number, new))

@@ -52,8 +52,8 @@ class PeerAccess:
     @classmethod
     def from_move(cls, move: PageMove, hosts: PeerHosts) -> PeerAccess:
         """Read a pull's ticket: the addresses of the peer's rank 0, its lease key, and whether its memory can be
-        opened. Addresses that are malformed or that `hosts` refuses, and sockets of another host, are left out;
-        `refusals` has the errors of refused ones."""
+        opened. The last address of a kind decides. Addresses that are malformed or that `hosts` refuses, and sockets of
+        another host, are left out; `refusals` has the errors of refused ones."""
         tcp, grpc, socket = None, None, ""
         refusals: list[QuireError] = []
 

@@ -85,7 +85,7 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
 
 def _parse(text: str) -> _Entry:
     """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError for
-    any other text."""
+    any other text, and for a name with a port above 65535."""
     found = _ENTRY.fullmatch(text.strip())
     if found is not None:
         host, port = found["host"].strip("[]"), int(found["port"] or 0)

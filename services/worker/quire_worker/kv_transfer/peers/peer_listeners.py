@@ -42,7 +42,8 @@ _BACKLOG = 256
 class PeerListeners:
     """Opens the sockets at once, but none if --peer-listen is off, or if the package cryptography is missing, which is
     logged. `addresses` go into the worker's hello. Raises ConfigError if a port cannot be opened, --peer-hosts has an
-    invalid entry, or the transport's package is missing."""
+    invalid entry, the transport's package is missing, or gRPC would listen without TLS on a host that is not
+    private."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
@@ -123,8 +124,9 @@ class PeerListeners:
         self._advertise(config, TCP, listener)
 
     def _reserve_grpc(self, config: WorkerConfig) -> None:
-        """Reserve the port for the agent processes' gRPC server, by a socket that never listens, and advertise it.
-        Raises ConfigError if the port is in use, or if the host is not private and there is no TLS."""
+        """Reserve the port for the agent processes' gRPC server, by a socket that never listens, note it in
+        `grpc_listen`, and advertise it. Raises ConfigError if the port is in use, or if the host is not private and
+        there is no TLS."""
         host = _place(config, "peer_grpc_listen")[0]
         require_private(config, host, "peer_grpc_listen", secured=bool(config.tls_cert))
         self._reserved = _bound(config, "peer_grpc_listen", _reserved)
@@ -135,7 +137,7 @@ class PeerListeners:
     def _advertise(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:
         """Add the address of a bound socket to those in the hello. Its host is that of --peer-advertise, else of
         --advertise, else the bound one, or this host's own if that is a wildcard. Logs a warning and adds nothing if no
-        other host could reach it."""
+        host is found, or only a wildcard; a loopback host is added."""
         host, port = bound.getsockname()[:2]
         if config.peer_advertise or config.advertise:
             host = config.peer_advertise or split_address(config.advertise, "--advertise")[0]

@@ -46,7 +46,7 @@ class PeerPort:
 
     def _accept(self) -> None:
         """Accept peers on all listeners, for ever, on a thread, and begin a session for each. A failed accept is
-        logged, and the thread goes on."""
+        logged, and the thread goes on after 10 ms."""
         poll = select.poll()
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)
@@ -62,7 +62,8 @@ class PeerPort:
                 self.begin(connection, SHM if connection.local else TCP)
 
     def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
-        """Serve a peer's connection, which came in by `transport`, on a thread of its own. `over` is called when the
-        session has ended. May be called from any thread."""
+        """Serve a peer's connection, which came in by `transport`, on a thread of its own. It is closed at once, which
+        is logged, if it gets no thread, or at the limit if each session has shown a key. `over` is called once, when
+        the session has ended or was closed so. May be called from any thread."""
         session = PeerSession(connection, self._exports, self._context, transport)
         self._sessions.begin(session, lambda reason: None, over)

@@ -81,9 +81,12 @@ class PeerSession(ServedSession["Export"]):
         self._held.close()
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, Export | QuireError]:
-        """Find the export that a request names by its lease's handle, and verify the request with the lease's key.
-        Returns the seals, and the export or the error to answer: the export has ended, or is another than the one whose
-        places the peer was told. Raises NotFound for an unknown lease, DataConnectionError for a forged request."""
+        """Find the export that a request names by its lease's handle, and verify the request with the lease's key. From
+        then on the session counts as authenticated: IDLE_S is its idle limit, and no new connection replaces it.
+        Returns the seals, and the export or the error by which the request is refused and the connection ends: the
+        export has ended, or is a new one of a lease for which the peer was told places of an earlier one. Raises
+        NotFound for an unknown lease, which ends the connection too, and DataConnectionError for a forged request or as
+        `find_export` does."""
         found = self._exports.find_export(frame.head.handle)
         if found is None:
             raise export_unknown()
@@ -100,8 +103,8 @@ class PeerSession(ServedSession["Export"]):
 
     def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer GET: become the holder of the export, send each requested page, in order, as soon as it is in the
-        ring, and release its slot. Then send END. However that ends, slots go back to the engine, and this session is
-        the holder no more."""
+        ring, and release its slot. However that ends, slots go back to the engine, and this session is the holder no
+        more. Once all pages are sent, END follows."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         self._exports.take_over(export, self)
         emptied: list[int] = []
@@ -131,9 +134,9 @@ class PeerSession(ServedSession["Export"]):
 
     def _send_agent_metadata(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer AGENT: wait until NIXL has started, without a limit but with signs of life, and send the metadata with
-        which the peer can read the ring by itself. The NIXL agent is kept until the session ends. Raises
-        DataConnectionError if the frame is malformed, NIXL cannot start or the peer has gone, and Unavailable if the
-        engine is silent."""
+        which the peer can read the ring by itself. The NIXL agent is kept until the session ends. Until the next DONE,
+        NIXL counts as the transport of the pages. Raises DataConnectionError if the frame has a payload, NIXL cannot
+        start or the peer has gone, and Unavailable if the engine is silent."""
         if self._agents is None or frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than that")
         agents, handle = self._agents, frame.head.handle
@@ -143,10 +146,11 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
-        """Answer a request for pages by naming their places in the ring, then send END. Each page is named as soon as
-        it is in the ring, with the next pages that are there too. The peer copies them. A slot is kept until the peer
-        has confirmed that it has the page; at most `window` slots of the ring are kept at once. However that ends, all
-        slots go back to the engine, and this session is the holder no more."""
+        """Answer a request for pages by naming their places in the ring, and send END at the end. Each page is named as
+        soon as it is in the ring, with the pages that follow it without a gap and are there too; the first page is
+        named alone. The peer copies them. If a page does not come soon, the peer must first confirm all pages that were
+        named. A slot is kept until the peer has confirmed that it has the page; at most `window` slots of the ring are
+        kept at once. However that ends, all slots go back to the engine, and this session is the holder no more."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)
@@ -183,8 +187,8 @@ class PeerSession(ServedSession["Export"]):
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
         """Make the header of each of these consecutive pages, given as (index, slot), from the page's bytes in the
-        ring: with its checksum and, if there is a MAC key, its MAC. Send one SHOWN frame, authenticated with `seals`,
-        that has each page's place in the ring and its header."""
+        ring: with its checksum and, if the connection is not local and there is a MAC key, its MAC. Send one SHOWN
+        frame, authenticated with `seals`, that has each page's place in the ring and its header."""
         places = []
         for index, slot in shared:
             with self._ring.slot(slot) as body:
@@ -195,7 +199,7 @@ class PeerSession(ServedSession["Export"]):
 
     def _release(self, slots: list[int], *, soon: bool = False) -> None:
         """Give all these slots back to the engine, and empty the list. If more slots will follow `soon`, do so only
-        once there are several."""
+        once there are `several` (see ExportRegistry)."""
         if not soon or len(slots) >= self._exports.several:
             self._exports.release(slots)
             slots.clear()
@@ -221,8 +225,10 @@ class PeerSession(ServedSession["Export"]):
     def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer LOCATE: wait until the requested page is filled, as the export's holder, with signs of life to the
         peer. Then send the places of this page and of filled pages after it (4096 at most) in the engine's own memory.
-        The peer reads them by itself. Raises InvalidArgument if the export has no such page, DataConnectionError if the
-        frame has a payload, NotFound if the export is over, and the errors of `_until`."""
+        The peer reads them by itself. Until the next DONE, cuda_ipc counts as the transport of the pages, and a new
+        export of this lease is refused. Raises InvalidArgument if the export has no such page, DataConnectionError if
+        the frame has a payload, NotFound if the export is over or another session takes it over, and the errors of
+        `_until`."""
         handle, first = frame.head.handle, frame.head.page
         if frame.head.length:
             raise DataConnectionError("garbage", "there is nothing more to say than a page")
@@ -241,8 +247,8 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, first, length=len(places)), seals, places)
 
     def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
-        """Receive the page indices of a request; raises InvalidArgument unless they ascend and are all pages of the
-        export."""
+        """Receive the page indices of a request, of which there may be none. Raises InvalidArgument unless they ascend
+        strictly and are all pages of the export."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices: list[int] = i32(bytes(asked), "pages").tolist()
@@ -255,12 +261,13 @@ class PeerSession(ServedSession["Export"]):
 
     def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:
         """Wait for a page as long as it takes, and return its slot (see `_until`). Raises NotFound if the export is
-        over."""
+        over or has another holder."""
         return self._until(lambda: export.take_slot(self, index, ALIVE_S), handle, seals)
 
     def _until(self, look: Callable[[], int | None], handle: bytes, seals: Seals) -> int:
         """Call `look`, which waits a while, until it returns a number, and return that; in between the peer is sent
-        signs of life. Raises Unavailable if the engine is silent, DataConnectionError if the peer has gone."""
+        signs of life. Raises Unavailable if the engine is silent, DataConnectionError if the peer has gone or sends
+        anything meanwhile."""
         while (found := look()) is None:
             if self._exports.engine_is_silent():
                 raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
@@ -285,7 +292,8 @@ class PeerSession(ServedSession["Export"]):
 
     def _done(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer DONE, by which the peer says that it wants no more: end the export, answer END, and only then tell the
-        engine, which waits for nothing. Raises NotFound if the export has ended already."""
+        engine, even if END could not be sent, that all pages were carried. Places that the peer was told are forgotten.
+        Raises NotFound if the export has ended already."""
         self._placed = None
         self._exports.finish_export(export)
         try:

@@ -1,7 +1,8 @@
 """Pull: copies the pages of one move from another worker into the ring, on a thread of its own.
 
 If one transport breaks, the pull continues with the next; the FallbackPolicy, which all pulls share, decides which. The
-pull repeats this as long as pages come. It ends if a peer that answered before falls silent.
+pull repeats this as long as pages come. It ends after a round in which the peer was silent. A silent peer that had
+answered before also ends the round.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ class Pull:
     def run(self) -> int:
         """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on. Pages that came
         through the ring were checked against their keys. Before it returns, the engine is told of all pages in slots,
-        and an unfilled slot is given back. Cancellation, a wrong page and a QuireError end the pull early; they are
-        logged, not raised."""
+        and an unfilled slot is given back. Cancellation, a wrong page and a QuireError end the pull early; they are not
+        raised, but any other exception is. The pull also ends early after rounds without a page. All but a cancellation
+        between two fetches are logged, and so are addresses of the ticket that may not be dialled."""
         for refusal in self._transfer.access.refusals:
             log.warning("an address of a ticket is not dialled", code=refusal.code, error=str(refusal))
         try:
@@ -135,7 +137,8 @@ class Pull:
 
     def close(self) -> None:
         """Close the connections. This happens after the engine has learned the result of `run`, since the engine need
-        not wait for it. After a complete pull, the connection to the peer is kept in the pool."""
+        not wait for it. After a complete pull, the connection to the peer's data port or socket goes to the
+        ConnectionPool, which keeps some connections of this host and closes others."""
         if self._complete and (left := self._link.release_connection()) is not None:
             self._connection_pool.put_connection(*left)
         for transport in self._transports:
@@ -143,9 +146,10 @@ class Pull:
 
     def _fetch_with_retries(self) -> None:
         """Try all transports, in rounds, until all pages have landed. Stop after MAX_FRUITLESS_ROUNDS rounds in a row
-        that brought no page, when the peer falls silent, or when the pull is cancelled. As long as no page has come, an
-        export or a gRPC server that may not be there yet is waited for, for about EXPORT_WAIT_S. Otherwise raises
-        NotFound if the peer refuses; PageCorrupt and TransferCancelled pass through."""
+        that brought no page, after a round in which the peer was silent, or when the pull is cancelled. As long as no
+        page has come, an export or a gRPC server that may not be there yet is waited for, for about EXPORT_WAIT_S: an
+        export from the peer's first refusal on, a server from the start on. Otherwise raises NotFound if the peer
+        refuses; PageCorrupt and TransferCancelled pass through."""
         first_told_s: float | None = None
         began_s, fruitless = time.monotonic(), 0
         while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:

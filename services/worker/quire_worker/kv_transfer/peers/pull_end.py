@@ -61,8 +61,9 @@ class PoolPageSink:
 
     def fetch(self, places: Int32) -> None:
         """Have the engine, by a FETCH frame, copy the next pages of the pull from the pages `places` of the peer's
-        memory, and wait for its answer. They count as received only after `keep` or `keep_last`. Raises
-        TransferCancelled if the pull is cancelled, and TransportError if the engine has not copied all of them."""
+        memory, and wait for its answer, without a time limit. They count as received only after `keep` or `keep_last`.
+        Raises TransferCancelled if the pull is cancelled, and TransportError if the engine has not copied all of
+        them."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None

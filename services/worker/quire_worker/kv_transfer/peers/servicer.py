@@ -68,7 +68,8 @@ _OPTIONS = {
 
 def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
     """Start the gRPC server on which peers come in; it runs until the process ends. If its TLS files are bad or the
-    port is taken, that is logged, and peers use other transports or compute the pages."""
+    port is taken, that is logged, and peers use other transports or compute the pages. Without TLS files, the port is
+    not encrypted. Calls beyond twice MAX_SESSIONS at a time are refused."""
     config = setup.service_config()
     try:
         credentials = server_credentials(tls_files(config))

@@ -51,7 +51,8 @@ def read_pieces(end: socket.socket) -> Iterator[worker_pb2.PeerBytes]:
 
 
 def write_pieces(pieces: Iterable[worker_pb2.PeerBytes], end: socket.socket) -> None:
-    """Write the stream's messages into a socket until either ends, then shut the socket."""
+    """Write the stream's messages into a socket until either ends, then shut the socket. An error of either also ends
+    it; the error is logged at debug level and not raised."""
     try:
         for piece in pieces:
             end.sendall(piece.data)
@@ -76,7 +77,7 @@ class TunnelDialer:
         self._wait_for_ready = True
 
     def expect_server(self, *, starting: bool) -> None:
-        """Set whether the next call waits for a server that does not listen yet (`starting`), or fails at once if the
+        """Set whether calls from now on wait for a server that does not listen yet (`starting`), or fail at once if the
         connection is refused."""
         self._wait_for_ready = starting
 

@@ -38,8 +38,8 @@ FLOOR_BYTES_PER_S = 50e6
 
 
 class PeerUnreachable(DataConnectionError):
-    """No connection was made. If `silent`, nobody answered for the whole time limit; otherwise the connection was
-    refused."""
+    """No connection was made. `silent`: the attempt took more than a second, so that probably nobody answered.
+    Otherwise it failed at once, as if the connection was refused."""
 
     def __init__(self, text: str, began_s: float) -> None:
         super().__init__("unreached", text)
@@ -154,9 +154,9 @@ class DataLink:
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
         """Context manager: yield an exchange with this address under a lease's key, on the kept connection or a new
         one. `size`: the bytes of all its pages, which set its time budget. Connection errors become TransportError.
-        After `abort`, a new connection is closed again, and TransferCancelled is raised. Any exception inside closes
-        the connection. After NotFound and PageCorrupt only, the connection stays open, and the caller closes it if
-        frames are still to come."""
+        After `abort`, a new connection is closed again, and TransferCancelled is raised; an exchange that is under way
+        gets a TransportError. An exception inside closes the connection, except NotFound and PageCorrupt: after these
+        it stays open, and the caller closes it if frames are still to come."""
         try:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
@@ -173,7 +173,7 @@ class DataLink:
 
     def abort(self) -> None:
         """End the connection from another thread, so that a waiting thread notices. Connections that the link makes
-        later are closed at once."""
+        later are closed at once. A connection that is being made is not interrupted: it is closed once it is made."""
         with self._lock:
             self._is_aborted = True
             if self._connection is not None:
@@ -185,7 +185,7 @@ class DataLink:
 
     def release_connection(self) -> tuple[Address, DataConnection] | None:
         """Hand the connection, with its address, to the caller; no exchange may be under way. Returns None if there is
-        no connection or the link was aborted."""
+        no connection, or if the link was aborted; then the connection is closed."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is None:
@@ -206,7 +206,8 @@ class DataLink:
 
     def _connected(self, address: Address) -> DataConnection:
         """Return the kept connection, if it leads to this address and the other side has not ended it; else close it
-        and make a new one. Raises TransferCancelled after `abort`, and the errors of `connect`."""
+        and make a new one. Raises TransferCancelled after `abort`, once a connection was made, and the errors of
+        `connect`."""
         if self._connection is not None:
             # Between moves nothing is to come: what is there is the other side's end.
             if address == self._address and not self._connection.wait(0):
@@ -220,17 +221,18 @@ class DataLink:
         return connection
 
     def _is_silent(self, error: Exception) -> bool:
-        """Whether the error means that nothing came in time: a timeout, or a used-up time budget while nothing waits to
-        be read. A connection that has ended is not silent."""
+        """Whether the error means that nothing came in time: a TimeoutError, or the reason `slow` (a time limit or the
+        time budget) while there is no connection or nothing waits to be read. A connection that has ended is not
+        silent."""
         if isinstance(error, DataConnectionError) and error.reason == "slow":
             return self._connection is None or not self._connection.wait(0)
         return isinstance(error, TimeoutError)
 
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
-    """Make a connection, at most CONNECT_S long, and greet; a string is the name of an abstract Unix socket. Raises
-    PeerUnreachable if it is refused or, over TCP, if anything fails; DataConnectionError or OSError if a Unix socket's
-    owner is there and says nothing."""
+    """Make a connection within CONNECT_S (for each address of a host name), and greet, where `frame_s` is the longest
+    silence; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is refused or, over TCP, if
+    anything fails; DataConnectionError or OSError if a Unix socket's owner is there and says nothing."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()

@@ -84,9 +84,9 @@ class FallbackPolicy:
 
     def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
         """Call `attempt` with one transport after the other, as `in_order` lists them, until one succeeds, and return
-        this transport. Returns None if all fail, or if the rules end the attempt after an error. An attempt fails by a
-        TransportError, which is logged and not raised, and may pause the transport on this route. A success ends the
-        transport's pauses on the route. Any other exception passes through."""
+        this transport. Returns None if all fail, if none may be tried, or if the rules end the attempt after an error.
+        An attempt fails by a TransportError, which is logged and not raised, and may pause the transport on this route.
+        A success ends the transport's pauses on the route. Any other exception passes through."""
         for transport in self.in_order(transports, route):
             try:
                 attempt(transport)

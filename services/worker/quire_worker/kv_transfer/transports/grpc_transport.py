@@ -34,8 +34,10 @@ class GrpcTransport:
         """Does nothing: the access itself came over gRPC."""
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Receive all remaining pages in one stream. If a page is damaged or out of order, ask the store to check its
-        own copy, ignoring errors of this call, then raise PageCorrupt."""
+        """Receive the remaining pages in one stream, all of them unless the store ends the stream early, which is no
+        error. If a page is damaged or out of order, ask the store to check its own copy, ignoring errors of this call,
+        then raise PageCorrupt. Raises QuireError, not TransportError, if the call fails: there is no transport after
+        this one."""
         try:
             self._receive(transfer, sink)
         except PageCorrupt:
@@ -45,7 +47,8 @@ class GrpcTransport:
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
         """Send all remaining pages in one stream. Each page is released when the stream asks for the next one, the last
-        at the end. Does nothing if no page remains."""
+        at the end. Does nothing if no page remains. Raises QuireError if the call fails, and TransferCancelled; pages
+        not released are then left to the caller."""
         sent: list[int] = []
 
         def body(index: int) -> memoryview:

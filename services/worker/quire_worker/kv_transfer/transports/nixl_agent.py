@@ -60,8 +60,8 @@ class SharedNixlAgent:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[NixlAgent]:
-        """Yield the agent. It is made if there is none, and closed when it has not been used for `idle_s`. Raises
-        DataConnectionError if it cannot be made."""
+        """Yield the agent. It is made if there is none, while other users wait, and closed when it has not been used
+        for `idle_s`. Raises DataConnectionError if it cannot be made."""
         with self._lock:
             if self._agent is None:
                 self._agent = NixlAgent(self._ring)

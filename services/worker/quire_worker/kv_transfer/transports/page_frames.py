@@ -37,7 +37,7 @@ def send_pages(
     """Send all remaining pages by `put(index, header, body)`, with MACs by `mac` if it is given, and wait until the
     store has taken them. Up to 8 MiB of pages (2 to 32) are sent ahead of the store's answers, TAKEN; each answer
     releases a page. Answers are also awaited as soon as one has arrived, and while the next page is not ready. Raises
-    the errors of `Exchange`."""
+    the errors of `Exchange`, and TransferCancelled."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // transfer.page_bytes))
     waiting: deque[int] = deque()
     for index in list(page_source.remaining):

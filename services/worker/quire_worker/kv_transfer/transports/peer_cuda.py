@@ -35,8 +35,8 @@ class PeerCuda:
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Have the engine's device read all remaining pages from the peer's memory, then tell the peer that no more are
         wanted. Pages count only once a later answer shows that their lease still stood; if the fetch breaks, the others
-        are dropped, and the engine is told so. `sink` is not used. Raises TransportError, and NotFound if the peer
-        refuses."""
+        are dropped, and the engine is told so. `sink` is not used. Raises TransportError, NotFound if the peer refuses,
+        and TransferCancelled."""
         access = transfer.access
         address = access.socket or access.tcp
         if not address:
@@ -57,7 +57,8 @@ class PeerCuda:
     def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:
         """Ask the peer where the next pages lie in its memory, and wait until at least one is filled. Returns the
         places of the filled pages, in order. Each answer shows that the lease stood until now, so the pages fetched
-        before are kept. Raises DataConnectionError for an answer about other pages or without places."""
+        before are kept. Raises DataConnectionError for an answer about other pages or without places. A malformed list
+        of places raises InvalidArgument, which ends the pull."""
         first = transfer.access.first_index + self._pool_sink.reached
         exchange.send(FrameKind.LOCATE, page=first)
         while True:

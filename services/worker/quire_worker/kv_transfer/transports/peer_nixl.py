@@ -55,7 +55,8 @@ class PeerNixl:
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Read all remaining pages out of the peer's ring by NIXL, then tell the peer that no more are wanted. The NIXL
-        agent is held until `close`. Raises TransportError if it cannot be made."""
+        agent is held until `close`. Raises TransportError if it cannot be made or the exchange fails, and NotFound if
+        the peer refuses."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         try:

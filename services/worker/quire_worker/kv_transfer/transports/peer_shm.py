@@ -38,7 +38,8 @@ class PeerShm:
         return bool(access.socket)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """Copy all remaining pages out of the peer's ring, then tell the peer that no more are wanted."""
+        """Copy all remaining pages out of the peer's ring, then tell the peer that no more are wanted. Raises
+        TransportError, also for a page that does not match, and NotFound if the peer refuses."""
         access = transfer.access
         with self._link.exchange(access.socket, access.key) as exchange:
             if sink.received_pages < len(transfer.run):
@@ -51,7 +52,7 @@ class PeerShm:
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
         """Ask for a descriptor of the peer's ring, map it, and copy the remaining pages out of it, one at a time, as
-        the peer shows them. Raises DataConnectionError if no descriptor comes."""
+        the peer shows them. Raises DataConnectionError if no descriptor comes or it cannot be mapped."""
         exchange.send(FrameKind.MAP)
         frame = exchange.receive_frame(FrameKind.END)
         if not frame.fds:

@@ -47,7 +47,8 @@ class PeerTcp:
 
 def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
     """Receive all remaining pages in frames over the link, in one request. Then tell the peer that no more are wanted,
-    and wait for its answer."""
+    and wait for its answer. Raises TransportError if the connection breaks, NotFound if the peer refuses, and
+    PageCorrupt for a wrong page; after the last two the link stays open."""
     with link.exchange(address, transfer.access.key) as exchange:
         if sink.received_pages < len(transfer.run):
             first = transfer.access.first_index

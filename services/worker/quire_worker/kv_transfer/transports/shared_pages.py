@@ -51,10 +51,11 @@ def fetch_shared_pages(
     mac: PageMac | None = None,
 ) -> None:
     """Ask for all remaining pages with a frame of this kind. Copy each into the sink from the place that the peer
-    shows; `fetch` is called once for about `most` pages. It takes their places, and yields a function that copies one
-    page and returns its checksum. `mac`, if given, verifies each page. If a page is not what its key, checksum or MAC
-    says, closes the link and raises TransportError. Raises DataConnectionError for frames that do not fit, and NotFound
-    if the peer refuses."""
+    shows; `fetch` is called for the pages of one frame, or of several that have arrived, until they are `most` or more.
+    The peer is told of copied pages by TAKEN, and at last its END is awaited. `fetch` takes the pages' places, and
+    yields a function that copies one page and returns its checksum. `mac`, if given, verifies each page. If a page is
+    not what its key, checksum or MAC says, closes the link and raises TransportError. Raises DataConnectionError for
+    frames that do not fit, and NotFound if the peer refuses."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))

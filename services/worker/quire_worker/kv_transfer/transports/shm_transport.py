@@ -118,8 +118,9 @@ class ShmTransport:
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """Copy the remaining pages for which the lease has places out of the store's arena, and check each. A damaged
-        page is reported to the store, then PageCorrupt is raised (TransportError if the report fails). Raises
-        PageReplaced for a page whose lease has ended, without a report."""
+        page is reported to the store, then PageCorrupt is raised (TransportError if the report fails). Raises NotFound
+        if the store refuses, TransportError if the connection fails, and PageReplaced for a page whose lease has ended,
+        without a report."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)
@@ -138,8 +139,8 @@ class ShmTransport:
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
         """Lend the store the ring, once for each connection, and name the place of each remaining page; the store
-        copies the pages out of the ring. Returns when the store has taken them all. Raises TransportError, and NotFound
-        if the store refuses."""
+        copies the pages out of the ring. Returns when the store has taken them all. Raises TransportError, NotFound if
+        the store refuses, and TransferCancelled."""
         size = len(page_source.remaining) * transfer.page_bytes
         try:
             with self._sending.exchange(transfer.access.arena, transfer.access.key, size) as exchange:

@@ -45,7 +45,8 @@ class TcpTransport:
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """Receive all remaining pages in frames. After a damaged page, the connection is closed, the page is reported
-        to the store on a new one, and PageCorrupt is raised (TransportError if the report fails)."""
+        to the store on a new one, and PageCorrupt is raised (TransportError if the report fails). Raises NotFound if
+        the store refuses, and TransportError if the connection fails."""
         address = (self._host, transfer.access.data_port)
         size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
         try:
@@ -62,8 +63,8 @@ class TcpTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """Send all remaining pages in frames; returns when the store has taken them all. Raises TransportError, and
-        NotFound if the store refuses."""
+        """Send all remaining pages in frames; returns when the store has taken them all. Raises TransportError,
+        NotFound if the store refuses, and TransferCancelled."""
         address = (self._host, transfer.access.data_port)
         size = len(page_source.remaining) * transfer.page_bytes
         try:

@@ -86,14 +86,14 @@ class TransportSelector:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Fetch all remaining pages into the sink, in order, by the transports that the lease allows, until one
-        succeeds. Raises Unavailable if none does, QuireError if the store refuses, and PageCorrupt for a damaged
-        page."""
+        """Fetch all remaining pages into the sink, in order, by the transports that the lease allows and that no
+        failure has paused, until one succeeds. Raises Unavailable if none does, QuireError if the store refuses, and
+        PageCorrupt for a damaged page."""
         self._try_transports(transfer.access, lambda transport: transport.fetch(transfer, sink))
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """Send all remaining pages to the store by the transports that the lease allows, until one succeeds. Raises
-        Unavailable if none does, and QuireError if the store refuses."""
+        """Send all remaining pages to the store by the transports that the lease allows and that no failure has paused,
+        until one succeeds. Raises Unavailable if none does, and QuireError if the store refuses."""
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:
@@ -103,9 +103,9 @@ class TransportSelector:
             transport.close()
 
     def _try_transports(self, access: LeaseAccess, attempt: Callable[[Transport], None]) -> None:
-        """Attempt the transports that this access allows, in turn, until one succeeds, and remember it as `last_used`;
-        a change is logged. Raises Unavailable if none succeeds. Only a TransportError leads to the next transport;
-        other errors pass through."""
+        """Attempt the transports that this access allows, in turn, except those that a failure has paused (see
+        FallbackPolicy), until one succeeds, and remember it as `last_used`; a change is logged. Raises Unavailable if
+        none succeeds. Only a TransportError leads to the next transport; other errors pass through."""
         offered = [transport for transport in self._transports if transport.offered(access)]
         used = self._fallback.try_in_turn(offered, None, attempt)
         if used is None:

@@ -35,8 +35,10 @@ def read_rope(
 ) -> RopeSpec:
     """Read the RoPE from `rope_parameters` (new files) or from `rope_theta` and `rope_scaling` (old files). If the
     section has a RoPE for each type of layer, `layer_type` selects one. `interleaved`: neighbouring dimensions rotate
-    together, not those half a head apart. `theta` is the base if the file names none. Raises Unsupported for an unknown
-    variant, unknown keys or settings that contradict each other, and ConfigError for wrong values."""
+    together, not those half a head apart. `theta` is the base if the file names none. `partial_rotary_factor`, of the
+    section or else of the config, is the share of a head that rotates; it must give an even number of dimensions.
+    Raises Unsupported for an unknown variant, unknown keys or settings that contradict each other, and ConfigError for
+    wrong values."""
     name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
     section = config.section(name) or ConfigFile({}, config.source)
     if layer_type and isinstance(section.fields.get(layer_type), dict):
@@ -109,8 +111,9 @@ def _llama3(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpe
 
 
 def _yarn(config: ConfigFile, section: ConfigFile, plain: RopeSpec) -> RopeSpec:
-    """Read a RoPE of the kind yarn. An absent attention factor follows from `factor` and the two `mscale` numbers.
-    Raises ConfigError unless beta_fast is above beta_slow and both are within bounds, and for a base of at most 1."""
+    """Read a RoPE of the kind yarn. An absent attention factor follows from `factor` and, if both are given, the two
+    `mscale` numbers. Raises ConfigError unless beta_fast is above beta_slow and both are within bounds, and for a base
+    of at most 1."""
     factor = section.number("factor")
     fast, slow = (
         section.number(name, usual, nullable=True) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))

@@ -19,9 +19,9 @@ _FIRST_WINDOW: Final = 28
 
 
 def layer_types(config: ConfigFile, layers: int, default: Callable[[int], str] | None = None) -> tuple[str, ...]:
-    """Return the type of each layer, full or sliding attention: from the config's `layer_types` or, if that is absent,
-    `default(index)` for each layer index. The tuple is empty if neither is given. Raises Unsupported for another type,
-    and ConfigError for a list of the wrong length."""
+    """Return the type of each layer, full or sliding attention: from the config's `layer_types` or, if that is absent
+    or empty, `default(index)` for each layer index. The tuple is empty if neither is given. Raises Unsupported for
+    another type, and ConfigError for a list of the wrong length."""
     types: Sequence[str] = config.texts("layer_types")
     if types and len(types) != layers:
         raise config.bad("layer_types", f"a list of {layers} kinds")
@@ -45,8 +45,8 @@ def windows_of(config: ConfigFile, types: Sequence[str]) -> tuple[int, ...]:
 
 
 def every_layer(config: ConfigFile, layers: int) -> tuple[int, ...]:
-    """Return the window of each layer, which is the same in all: `sliding_window`, or 0 if it is null or covers the
-    context."""
+    """Return the window of each layer, which is the same in all: `sliding_window`, or 0 if it is absent or null or
+    covers the context."""
     config.note_read("sliding_window")
     if not config.has("sliding_window") or config.positions("sliding_window") >= config.positions(CONTEXT):
         return (0,) * layers
@@ -57,9 +57,9 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
     """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context, or it is
     null and `layer_types` names no sliding layer. The layers with a window are named by `layer_types` or, if that is
     absent, by `default(index)`, which returns a layer's type. Without both, they are the layers from
-    `max_window_layers` on. Raises Unsupported if the config has a window and no `use_sliding_window`, or names sliding
-    layers while it is off. Raises ConfigError if it is on and the window is absent, or is null where a layer needs
-    it."""
+    `max_window_layers` on (28 if absent). Raises Unsupported if the config has a window and no `use_sliding_window`, or
+    names sliding layers while it is off. Raises ConfigError if it is on and the window is absent, or is null where a
+    layer needs it."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
@@ -83,7 +83,7 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
 
 def refuse_windows(config: ConfigFile) -> None:
     """Raise Unsupported if config.json asks for sliding windows, for a family that has none. A window that covers the
-    context, or that is switched off, is accepted."""
+    context, or that is switched off, is accepted. Raises the errors of `layer_types` too."""
     config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
     if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")

@@ -183,7 +183,8 @@ def accumulate_values_two_rows(
     prefetch_keys: int,
 ) -> None:
     """Add the values of keys low..high, times the weights [2, TILE] at `weights_at`, to the accumulators [2, head_dim]
-    of two rows. Meanwhile prefetch values of the next tile."""
+    of two rows. Meanwhile prefetch values of the next tile: of the keys with the same indices low..high, below
+    `prefetch_keys`."""
     d = 0
     while d + 2 * LANES <= head_dim:
         a0, a1 = load(scratch, accumulators_at + d), load(scratch, accumulators_at + d + LANES)

@@ -104,8 +104,9 @@ class CpuOps:
         """Return a function that computes the same as `run`, from a recorded tape of jobs where it can.
 
         The first step with a number of rows and of threads runs and is recorded; later ones replay the tape. Steps of
-        more than 64 rows or with padding rows call `run`. So do passes in which torch itself computed something. All
-        tapes are dropped when a scratch buffer or the page pool was replaced.
+        more than 64 rows or with padding rows call `run`. So do passes in which torch itself computed something. A
+        recording that replaced a scratch buffer is not kept, and the next such step is recorded again. All tapes are
+        dropped when a scratch buffer or the page pool was replaced.
         """
         tapes: dict[tuple[int, int], StepTape] = {}
         """By number of rows and of threads."""
@@ -232,8 +233,9 @@ class CpuOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one compiled kernel.
-        Returns queries [R, Q * D] in scratch memory; see `Ops.qk_norm_rope_write`."""
+        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one compiled kernel. A
+        norm before the rotation is computed in `qkv` itself. Returns queries [R, Q * D] in scratch memory; see
+        `Ops.qk_norm_rope_write`."""
         out = self._scratch.buffer("query", plan.rows, shape.heads * shape.head_dim)
         query_norm, key_norm = (norm.query, norm.key) if norm else (out, out)
         page_size, head_dim = pages.shape[4:]

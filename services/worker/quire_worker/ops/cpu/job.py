@@ -53,7 +53,8 @@ def compile_job_kernel(function: JobKernel, name: str) -> int:
     the same address.
 
     The kernel is loaded from the cache on disk, or compiled and stored there. `name` is its name in the cache. The name
-    must contain everything on which the function's closure depends. Raises ValueError if another kernel has this name.
+    must contain everything on which the function's closure depends. Raises ValueError if another kernel has this name,
+    or if compiling one of this name failed before.
     """
     if name in _kernel_names:
         raise ValueError(f"Two kernels are named {name!r}.")

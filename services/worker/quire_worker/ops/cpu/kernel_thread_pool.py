@@ -288,7 +288,7 @@ class KernelThreadPool:
 
         If helpers begin or end a job late, other threads use their cores. Threads that wait for each other without
         cores are slower than one thread. So callers then compute alone for a back-off. A late job doubles the next
-        back-off, and jobs in time shorten it by 2 %, within 5 ms and 0.5 s.
+        back-off, and each batch of up to 32 jobs in time shortens it by 2 %, within 5 ms and 0.5 s.
         """
         num_jobs, done = jobs.size // JOB_WORDS, 0
         while done < num_jobs:

@@ -415,8 +415,8 @@ def _macrokernel(begin: int, end: int, arguments: Arguments) -> None:
     """Job kernel: add the products of rows begin..end with a panel to their sums, for each half of the blocks. It takes
     8 rows at a time (4 without AVX-512), then 4, then 1.
 
-    Arguments: x, stride of x, panel [2, blocks, 16, tiles, LANES], blocks, sums [2, rows, tiles, LANES], with tiles =
-    MICROKERNEL_TILES.
+    Arguments: address of row 0 in x, stride of x, panel [2, _PANEL_BLOCKS, 16, tiles, LANES], number of its blocks that
+    are filled, sums [2, _PANEL_ROWS, tiles, LANES], with tiles = MICROKERNEL_TILES.
     """
     x, x_stride, panel, blocks = floats_at(arguments[0]), arguments[1], floats_at(arguments[2]), arguments[3]
     sums = floats_at(arguments[4])

@@ -35,7 +35,8 @@ class CpuPlan:
     part_offsets: Int64
     """[parts + 1]: the first item of each part, then the number of items. All parts cost about the same."""
     num_pairs: int
-    """(query, key) pairs of one head in all items, if there were no window."""
+    """(query, key) pairs of one head in all items, without a window: of each item its tokens times the keys up to its
+    last token, those that the causal mask hides included."""
 
     def addresses(self) -> tuple[int, ...]:
         """Return the memory addresses of the arrays, in the order of PLAN_ARRAYS."""
@@ -50,8 +51,9 @@ def max_item_tokens(group: int) -> int:
 def plan_step(
     pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, max_parts: int
 ) -> CpuPlan:
-    """Make the plan that `Ops.plan` describes: positions, write offsets, items of up to 64 query rows per KV head, and
-    parts. `rows`: all rows of the step. Those after the last token are padding, with position 0 and no write offset.
+    """Make the plan that `Ops.plan` describes: positions, write offsets, items of up to 64 query rows per KV head (of
+    one token at least), and parts. `rows`: all rows of the step. Those after the last token are padding, with position
+    0 and no write offset.
 
     Items are dealt to at most `max_parts` parts with about as many (query, key) pairs each, as if there were no window.
     `group`: query heads per KV head.

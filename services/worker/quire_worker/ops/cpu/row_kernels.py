@@ -82,7 +82,8 @@ def norm_rows(first: int, last: int, arguments: Arguments) -> None:
     write the norm of each of the `groups` parts of each row, `size` numbers each, to out, which may be x. It is a layer
     norm if centred, else an RMS norm.
 
-    bias: 0 where there is none. weight stride: how many numbers a group's weights and biases lie behind the last's.
+    bias: 0 where there is none. weight stride: how many numbers a group's weights and biases lie behind those of the
+    group before; 0 if all groups share them.
     """
     x, out, x_stride, out_stride = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2], arguments[3]
     groups, size, norm_weight, bias = arguments[4], arguments[5], floats_at(arguments[6]), floats_at(arguments[7])

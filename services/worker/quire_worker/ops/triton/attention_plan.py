@@ -108,7 +108,8 @@ def plan_step(
     even: bool = False,
 ) -> TritonPlan:
     """Plan a step's attention from host columns, and copy the plan to the device; see Ops.plan. Sequences before the
-    first one with several tokens decode, and their keys are split. The others are cut into prefill tiles.
+    first one with several tokens decode, and their keys are split. The others are cut into prefill tiles, of
+    which those with the most keys come first.
 
     With `even`, decode rows are cut into tiles like prefill rows, and there are no splits.
     """

@@ -54,8 +54,9 @@ def padded_length(tokens: int) -> int:
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
     """Compute attention for the chunks' rows of query [R, Q D], and pass the result of each chunk to `leave`. qkv [R,
     (Q + 2 K) D] has rotated keys. Every chunk's padded rows must lie within R and hold numbers. On a GPU, up to four
-    chunks run at a time, on the current stream and others, for which the current stream waits at the end. So other
-    chunks use the parts of the device that are idle at a chunk's end or during a GEMM in `leave`."""
+    chunks run at a time, and call `leave`, on the current stream and others, for which the current stream waits at the
+    end, also after an error. So other chunks use the parts of the device that are idle at a chunk's end or during a
+    GEMM in `leave`."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
             leave(chunk, _attended(query, qkv, chunk, shape))
@@ -96,8 +97,8 @@ def _more_streams() -> list[torch.cuda.Stream]:
 
 @contextlib.contextmanager
 def best_backend(like: Tensor) -> Iterator[None]:
-    """In this context, torch's attention uses cuDNN if `like` is a bfloat16 tensor on a GPU; otherwise nothing
-    changes."""
+    """In this context, torch's attention uses only cuDNN, and fails where cuDNN cannot compute it, if `like` is a
+    bfloat16 tensor on a GPU; otherwise nothing changes."""
     if like.is_cuda and like.dtype == torch.bfloat16:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             yield
@@ -123,8 +124,8 @@ class FreshPlans:
 
     @torch.inference_mode()
     def make(self) -> bool:
-        """Make the plan of the next missing length, by attention over zeros of that length. Set `begun`. Returns
-        whether plans are left to make."""
+        """Set `begun`, and make the plan of the next missing length, if any, by attention over bfloat16 zeros of that
+        length. Returns whether plans are left to make."""
         self.begun = True
         if self._missing:
             tokens, shape = self._missing.pop(0), self._shape

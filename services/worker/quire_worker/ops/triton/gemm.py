@@ -102,7 +102,8 @@ class GemmConfigs:
 
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
-    """Compute x @ weight.T + bias by cuBLAS into `out` [R, outputs], and return it."""
+    """Compute x @ weight.T + bias by cuBLAS into `out` [R, outputs], and return it. Raises TypeError unless the weight
+    is dense."""
     dense = as_dense(weight)
     if dense.bias is None:
         return torch.mm(x, dense.data.T, out=out)
@@ -111,7 +112,7 @@ def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
 
 def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
     """Add x @ weight.T to `residual` [R, outputs] in place by cuBLAS, and round once, after the sum. A bias is added
-    after that."""
+    after that, and rounds again. Raises TypeError unless the weight is dense."""
     dense = as_dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
     if dense.bias is not None:

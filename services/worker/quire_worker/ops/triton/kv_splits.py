@@ -57,18 +57,19 @@ def tile_of(sequences: int, wide: int) -> int:
 
 
 def max_splits(sequences: int, programs: int) -> int:
-    """Return how many columns the splits of this many sequences need, on a device that runs `programs` programs at
-    once."""
+    """Return for how many places the splits of this many sequences need room, on a device that runs `programs` programs
+    of a KV head at once; 0 without sequences."""
     return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs
 
 
 def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
     """Return [COLUMNS, room] splits for sequences of these lengths, the longest splits first. The keys of a sequence
     are cut into equal splits of whole tiles; the last one ends with the sequence. The number of splits is the one with
-    the least estimated time, up to 64 for the longest sequence. SEQUENCE is -1 at a place without a split.
+    the least estimated time, up to 64 for the longest sequence, or fewer if `room` is too small. SEQUENCE is -1 at a
+    place without a split.
 
-    `programs` is the number of programs with narrow tiles that the device runs at once. `room` is the result of
-    max_splits for at least this number of sequences.
+    `programs` is the number of programs with narrow tiles that the device runs at once for each KV head. `room` is the
+    result of max_splits for at least this number of sequences.
     """
     splits = np.zeros((COLUMNS, room), np.int32)
     splits[SEQUENCE] = -1
@@ -109,8 +110,9 @@ def _parts(length: Int32, programs: int, room: int, tile: int) -> Int32:
     """Return the number of splits of each sequence. All splits have about the same number of keys, a multiple of
     `tile`.
 
-    The longest sequence is cut into the number of splits with the least estimated time. Splits grow by a quarter until
-    all fit into `room`.
+    The longest sequence is cut into the number of splits with the least estimated time, among those of _CUTS that do
+    not make splits too short. Splits grow by a quarter until
+    all fit into `room`, or no sequence is cut.
     """
     longest, total, count = int(length.max()), int(length.sum()), len(length)
     least = min(_SHORT, 2 * total // programs)

@@ -11,8 +11,8 @@ from quire_worker.ops.triton.launch import options, power_of_two
 
 def rotate_heads(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     """query [1, Q, R, D], key [1, K, R, D], cos and sin [1, R, A] -> both rotated: of the first A values of a head, the
-    halves x1, x2 become x1 cos - x2 sin, x2 cos + x1 sin; the others stay. Raises ValueError for another layout;
-    `unsqueeze_dim` is the axis of heads."""
+    halves x1, x2 become x1 cos - x2 sin, x2 cos + x1 sin; the others stay. Raises ValueError for another layout of
+    query or cos, or if `unsqueeze_dim`, the axis of heads, is not 1."""
     if unsqueeze_dim != 1 or len(query) != 1 or cos.shape != (1, query.shape[2], cos.shape[2]):
         raise ValueError(f"queries {tuple(query.shape)}, angles {tuple(cos.shape)}, heads on axis {unsqueeze_dim}")
     _, heads, rows, dim = query.shape

@@ -80,13 +80,13 @@ def sample_rows(
     masks: tuple[RowMasks, Tensor] | None = None,
 ) -> None:
     """Sample a token for each row of logits [N, V]. `out_token` [N] int32 takes the tokens (-1: none, or the logits
-    hold a NaN or have no finite maximum; -2: the row's controls or grammar left no token; -3: the row is held).
-    `out_finish` [N] int32 takes finish codes (0: none), and `last_token` [slots] int32 takes the tokens that are fed
-    back.
+    without blocked ids hold a NaN or have no finite maximum; -2: the row's controls or grammar left no token; -3: the
+    row is held). `out_finish` [N] int32 takes finish codes (0: none), and `last_token` [slots] int32 takes the tokens
+    that are fed back.
 
     `filtered` says that some row may have limits. `changed` has [N] int64, and float32 [N, V]: the logits that a row
-    uses in place of its own if its number is not 0. `masks` has the masks of rows' grammars, and the step's tokens [R]
-    int32.
+    uses in place of its own if its number is not 0. `masks` has the masks of rows' grammars, whose `known` and `held`
+    are updated by slot, and the step's tokens [R] int32.
     """
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]

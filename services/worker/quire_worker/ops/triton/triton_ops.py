@@ -102,7 +102,7 @@ class TritonOps:
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
         """Norm the groups of each row of x that `norm` names, in place, by torch in float32: a layer norm if `centred`,
-        else an RMS norm."""
+        else an RMS norm. Both add the bias if there is one."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
         exact = parts.float()
         if norm.centred:
@@ -138,9 +138,10 @@ class TritonOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one kernel. Returns
-        queries [R, Q * D]; see `Ops.qk_norm_rope_write`. If the plan looked for fresh prompts, the kernel also writes
-        the rotated keys back to qkv, and the plan keeps qkv."""
+        """Norm and rotate queries and keys, and write keys and values to the layer's pages, by one kernel. Returns the
+        queries [R, Q * D] in a new tensor; see `Ops.qk_norm_rope_write`. If the plan looked for fresh prompts, the
+        kernel also writes the rotated keys back to qkv, and zeros for keys and values of padding rows, and the plan
+        keeps qkv."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         norm_weights = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]

@@ -186,8 +186,8 @@ def _value(metadata: Metadata, key: str, layers: int) -> object:
 
 
 def _vocab_size(name: str, model: GgufModel) -> int:
-    """Return the number of rows of the embedding; without an embedding, the number in the metadata. Raises ConfigError
-    if both differ."""
+    """Return the number of rows of the embedding; without an embedding, the number in the metadata, or 0. Raises
+    ConfigError if both differ."""
     place = model.tensors.get("token_embd.weight")
     told = model.metadata.integer(f"{name}.vocab_size", 0)
     rows = place.shape[0] if place is not None else told

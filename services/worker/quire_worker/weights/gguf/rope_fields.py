@@ -76,8 +76,8 @@ def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) 
 
 
 def _longrope(name: str, model: GgufModel, rotated: int, original: int) -> dict[str, Any]:
-    """Read the short and long factors of longrope from their tensors, and the attention factor. Raises ConfigError if
-    the file lacks one of the tensors."""
+    """Read the short and long factors of longrope from their tensors, and the attention factor, 1 if the file has none.
+    Raises ConfigError if the file lacks one of the tensors, and the errors of `_factors`."""
     found: dict[str, Any] = {"original_max_position_embeddings": original}
     for key, tensor in (("short_factor", SHORT), ("long_factor", LONG)):
         place = model.tensors.get(tensor)
@@ -102,7 +102,8 @@ def _yarn(name: str, model: GgufModel, factor: float, original: int) -> dict[str
 
 
 def _refuse_scaled_attention(name: str, model: GgufModel, usual: float) -> None:
-    """Raise Unsupported for a scale of cosines and sines other than 1, or the usual one of RoPE's type."""
+    """Raise Unsupported unless attn_factor and yarn_ext_factor are 1, and yarn_attn_factor is 1 or `usual`, the scale
+    of cosines and sines of RoPE's type. Absent ones are 1."""
     for key, usual_of_key in (("attn_factor", 1.0), ("yarn_attn_factor", usual), ("yarn_ext_factor", 1.0)):
         value = model.metadata.number(f"{name}.rope.scaling.{key}", 1.0)
         if not any(math.isclose(value, each, rel_tol=1e-5) for each in (1.0, usual_of_key)):

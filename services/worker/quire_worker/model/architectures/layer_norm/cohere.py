@@ -15,7 +15,8 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Command R model: attention and a gated MLP in parallel after one shared layer norm, RoPE over
     neighbours, scaled logits, a tied head by default. Flags add biases of attention and norms of heads.
 
-    In the second generation, by default, three of four layers have windows, and the fourth has no rotary embedding.
+    In the second generation, layers with full attention have no RoPE, and the others have windows. By default every
+    fourth layer has full attention (`sliding_window_pattern` replaces the four); `layer_types` takes precedence.
     """
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", False)
     second = architecture == COHERE2.architectures[0]

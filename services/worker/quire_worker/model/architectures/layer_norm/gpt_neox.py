@@ -12,11 +12,11 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a GPT-NeoX model from its config: layer norms with biases, an MLP of two linear layers with
-    biases, and RoPE on a part of each head. Attention has biases unless `attention_bias` is false. In a layer,
-    attention and MLP each normalise the layer's input, and the layer adds both results to its input. If
-    `use_parallel_residual` is false, the MLP comes after the attention instead. `architecture` is the class name that
-    the config gives. Raises ConfigError for a bad field, and Unsupported for a RoPE or an activation that Quire
-    lacks."""
+    biases, and RoPE on the share `partial_rotary_factor` of each head. `config` has the family's defaults already (see
+    `Family.adapt`), here a quarter. Attention has biases unless `attention_bias` is false. In a layer, attention and
+    MLP each normalise the layer's input, and the layer adds both results to its input. If `use_parallel_residual` is
+    false, the MLP comes after the attention instead. `architecture` is the class name that the config gives. Raises
+    ConfigError for a bad field, and Unsupported for a RoPE or an activation that Quire lacks."""
     sizes, bias = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5), config.flag("attention_bias", True)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     mlp = read_dense(config, sizes, gated=False, bias=True)

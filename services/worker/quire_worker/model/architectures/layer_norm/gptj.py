@@ -17,8 +17,9 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a GPT-J model: attention and MLP in parallel after one shared norm, RoPE over neighbours, and
-    biases of the MLP and the output head, but not of attention. `rotary_dim` is the number of dimensions that rotate;
-    ConfigError if it is odd or larger than a head."""
+    biases of the MLP and the output head, but not of attention. The MLP is by default four times as wide as the model.
+    `rotary_dim` is the number of dimensions that rotate, by default 64; ConfigError if it is odd or larger than a
+    head."""
     sizes = read_sizes(config, inner=4 * config.integer("hidden_size"), eps="layer_norm_epsilon", default_eps=1e-5)
     rotated = config.integer("rotary_dim", 64)
     if rotated > sizes.head_dim or rotated % 2:

@@ -15,9 +15,10 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of an MPT model: ALiBi, no biases, a plain MLP, optionally clipped queries, keys and values.
-    Options of attention come from the section `attn_config`. Raises Unsupported for values that no published model has,
-    such as biases or fewer KV heads."""
+    """Build the spec of an MPT model: ALiBi, no biases, a plain MLP, optionally clipped queries, keys and values, and
+    by default a tied output head. The MLP is `expansion_ratio` times as wide as the model, by default 4. Options of
+    attention come from the section `attn_config`. Raises Unsupported for values that no published model has, such as
+    biases or fewer KV heads."""
     hidden = config.integer("hidden_size")
     sizes = read_sizes(
         config, inner=config.integer("expansion_ratio", 4) * hidden, eps="layer_norm_epsilon", default_eps=1e-5

@@ -11,8 +11,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Nemotron model: layer norms whose weights are stored less 1, a plain MLP, by default with
-    squared ReLU, and RoPE, by default on half of each head. Flags of the config say which linear layers have biases."""
+    """Build the spec of a Nemotron model: layer norms whose weights are stored less 1, a plain MLP, and RoPE. `config`
+    has the family's defaults already (see `Family.adapt`): squared ReLU, and rotation of half of each head. Flags of
+    the config say which linear layers have biases."""
     sizes, bias = read_sizes(config, eps="norm_eps", default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     layer = LayerSpec(attention, read_dense(config, sizes, gated=False, bias=config.flag("mlp_bias", False)))

@@ -12,9 +12,10 @@ _OFFSET = 2
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of an OPT model: learned positions whose table begins two rows later, layer norms, a plain MLP, by
-    default with biases and a tied output head. Raises Unsupported for OPT 350M, which has norms after blocks and a
-    narrower embedding."""
+    """Build the spec of an OPT model: learned positions whose table begins two rows later, layer norms with the epsilon
+    1e-5, and a plain MLP; by default all linear layers have biases, and the output head is tied. Raises Unsupported for
+    norms after blocks and for an embedding of another width, as OPT 350M has, for norms without weights, and for a
+    missing last norm."""
     sizes = read_sizes(config, default_eps=1e-5)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
         if not config.flag(key, True):

@@ -11,9 +11,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Phi-1 or Phi-2 model: attention and a plain MLP in parallel after one shared norm, RoPE, by
-    default on half of each head. All linear layers have biases, also the output head. `qk_layernorm` adds norms of
-    query and key heads."""
+    """Build the spec of a Phi-1 or Phi-2 model: attention and a plain MLP in parallel after one shared norm, and RoPE.
+    `config` has the family's defaults already (see `Family.adapt`): half of each head rotates. All linear layers have
+    biases, also the output head. `qk_layernorm` adds norms of query and key heads."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     normed = config.flag("qk_layernorm", False)
     attention = sizes.attention(

@@ -12,8 +12,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a StableLM model: layer norms, a gated MLP, RoPE on a part of each head, optional biases of
-    query, key and value. Attention may lie beside the MLP, with one norm for both. Raises Unsupported for norms of
+    """Build the spec of a StableLM model: layer norms, a gated MLP, RoPE on the share `partial_rotary_factor` of each
+    head, optional biases of query, key and value. Attention may lie beside the MLP, with one norm for both. `config`
+    has the family's defaults already (see `Family.adapt`), here a quarter of each head. Raises Unsupported for norms of
     heads."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     if config.flag("qk_layernorm", False):

@@ -13,7 +13,7 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a StarCoder2 model: layer norms, a plain MLP, RoPE, by default biases and a tied output head.
-    If the config has a window, all layers have it."""
+    If the config has a window shorter than the context, all layers have it."""
     sizes, bias = read_sizes(config, eps="norm_epsilon", default_eps=1e-5), config.flag("use_bias", True)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes, gated=False, bias=bias)
     layers = tuple(

@@ -16,8 +16,8 @@ _DENSE = "num_dense_layers"
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a dense AFMoE model: a gate on attention's output, norms of heads, and norms before and after
-    blocks. By default every fourth layer has full attention without RoPE; the others have a window. With `mup_enabled`,
-    embeddings are multiplied by sqrt(hidden size). Raises Unsupported if a layer has experts."""
+    blocks. Layers with full attention, by default every fourth, have no RoPE; the others have a window. With
+    `mup_enabled`, embeddings are multiplied by sqrt(hidden size). Raises Unsupported if a layer has experts."""
     if not is_dense(config):
         raise refused(config, _DENSE, "a mixture of experts in the layers from that one on")
     sizes, bias = read_sizes(config, head_dim=128, default_eps=1e-5), config.flag("attention_bias", False)

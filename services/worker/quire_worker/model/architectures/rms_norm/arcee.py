@@ -11,8 +11,8 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of an AFM model: a Llama whose MLP is plain, with squared ReLU. Flags of the config say which
-    linear layers have biases."""
+    """Build the spec of an AFM model: a Llama whose MLP is plain. `config` has the family's defaults already (see
+    `Family.adapt`): squared ReLU. Flags of the config say which linear layers have biases."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     attention = sizes.attention(rope=read_rope(config, sizes.head_dim), qkv_bias=bias, o_bias=bias)
     layer = LayerSpec(attention, read_dense(config, sizes, gated=False, bias=config.flag("mlp_bias", False)))

@@ -15,7 +15,8 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of an EXAONE 4 model: norms of heads, and norms only after blocks. In models with windows, layers
-    with full attention have no RoPE. If `sliding_window` is null, all layers have full attention and RoPE."""
+    with full attention have no RoPE. `sliding_window` is 4096 if absent (see `Family.adapt`). If it is null, all layers
+    have full attention and RoPE; ConfigError if `layer_types` names a layer with a window."""
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("sliding_window", "sliding_window_pattern", "layer_types")

@@ -31,7 +31,9 @@ _POST_NORMED = usual_names(
 
 def _model(architecture: str, config: ConfigFile, sizes: Sizes, layers: tuple[LayerSpec, ...]) -> ArchSpec:
     """Build a Gemma's spec from sizes and layers: norm weights stored less 1, embeddings times sqrt(hidden size), a
-    tied head by default, and soft-capped logits if configured. Raises Unsupported for bidirectional attention."""
+    tied head by default, and logits soft-capped by `final_logit_softcapping` unless that is null or absent. `config`
+    has the family's defaults already (see `Family.adapt`): 30 in Gemma 2. Raises Unsupported for bidirectional
+    attention."""
     _refuse_bidirectional(config)
     return sizes.arch_spec(
         architecture,
@@ -68,7 +70,7 @@ def build_gemma(architecture: str, config: ConfigFile) -> ArchSpec:
 
 def build_gemma2(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Gemma 2 model. Without `layer_types`, every other layer has a window, beginning with the
-    first layer. Scores are soft-capped."""
+    first layer. Scores are soft-capped, by default at 50, unless the cap is null."""
     return _alternating(architecture, config, lambda layer: FULL if layer % 2 else SLIDING, caps=True)
 
 
@@ -80,9 +82,10 @@ def build_gemma3(architecture: str, config: ConfigFile) -> ArchSpec:
 
 
 def _alternating(architecture: str, config: ConfigFile, default: Callable[[int], str], *, caps: bool) -> ArchSpec:
-    """Build the spec of a Gemma 2 model (`caps`), with soft-capped scores, or of a Gemma 3 model, with norms of heads
-    and a RoPE for each type of layer. `default` gives a layer's type if the config does not. Both have norms before and
-    after blocks. Raises Unsupported for a Gemma 3 with soft-capped scores."""
+    """Build the spec of a Gemma 2 model (`caps`), with scores soft-capped, by default at 50, or of a Gemma 3 model,
+    with norms of heads and a RoPE of its own for layers with windows. Scores are divided by the root of
+    `query_pre_attn_scalar`, by default 256. `default` gives a layer's type if the config does not. Both have norms
+    before and after blocks. Raises Unsupported for a Gemma 3 with soft-capped scores."""
     sizes, bias = read_sizes(config, head_dim=256), config.flag("attention_bias", False)
     types = layer_types(config, sizes.layers, default)
     theta = 10000.0 if caps else 1e6

@@ -13,8 +13,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a GLM-4 model: a gated MLP, RoPE over neighbours, by default in half of each head, and by
-    default biases of query, key and value. The 0414 models also have norms after blocks."""
+    """Build the spec of a GLM-4 model: a gated MLP, RoPE over neighbours, and by default biases of query, key and
+    value. `config` has the family's defaults already (see `Family.adapt`): half of each head rotates. The 0414 models
+    also have norms after blocks."""
     sizes = read_sizes(config, head_dim=128, default_eps=1.5625e-7)
     attention = sizes.attention(
         rope=read_rope(config, sizes.head_dim, interleaved=True), qkv_bias=config.flag("attention_bias", True)

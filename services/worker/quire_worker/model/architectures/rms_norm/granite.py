@@ -15,9 +15,9 @@ from quire_worker.model.config_file import ConfigFile
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Granite 3 model: a Llama with multipliers of scores, embeddings, residuals and logits. The
     residual stream is kept divided by the residual multiplier, so this needs no operation. The norms' epsilon is
-    divided by its square.
+    divided by its square. Absent multipliers are 1, so without `attention_multiplier` scores are not scaled.
 
-    Raises ConfigError for a residual multiplier outside 1e-6 to 1e6.
+    Raises ConfigError unless the residual multiplier is above 1e-6 and below 1e6.
     """
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     attention = sizes.attention(

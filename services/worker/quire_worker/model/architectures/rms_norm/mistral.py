@@ -12,7 +12,8 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Mistral model: a Llama without biases. If `layer_types` is given, it names the layers with
-    the window. Otherwise all layers have the window, or none if it is null or covers the context."""
+    the window. Otherwise all layers have the window, or none if it is null or covers the context. `config` has the
+    family's defaults already (see `Family.adapt`): a window of 4096."""
     sizes = read_sizes(config)
     rope, mlp, types = read_rope(config, sizes.head_dim), read_dense(config, sizes), layer_types(config, sizes.layers)
     windows = windows_of(config, types) if types else every_layer(config, sizes.layers)

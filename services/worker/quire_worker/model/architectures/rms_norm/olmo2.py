@@ -23,7 +23,8 @@ _UNCLEAR = (
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of an OLMo 2 or 3 model: norms only after blocks, one norm over all query heads and one over all
-    key heads. By default, three of four layers of OLMo 3 have windows; the RoPE of these layers is not scaled."""
+    key heads. By default, three of four layers of OLMo 3 have windows; the RoPE of these layers is not scaled unless
+    `rope_parameters` has one for each type of layer."""
     sizes, bias = read_sizes(config, default_eps=1e-5), config.flag("attention_bias", False)
     types = (FULL,) * sizes.layers
     if architecture == OLMO3.architectures[0]:

@@ -17,7 +17,7 @@ from quire_worker.model.config_file import ConfigFile
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Phi-3 or Phi-4 model: a Llama with RoPE, possibly longrope or on a part of each head. If the
-    config has a window, all layers have it. Raises Unsupported for biases of attention."""
+    config has a window shorter than the context, all layers have it. Raises Unsupported for biases of attention."""
     sizes = read_sizes(config, default_eps=1e-5)
     rope, mlp = read_rope(config, sizes.head_dim), read_dense(config, sizes)
     config.note_read("attention_bias")

@@ -18,7 +18,8 @@ _LINEAR = "linear_attention"
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of a Qwen3-Next model: a gate on attention's output, norms of heads, and norm weights that are
-    stored less 1. Raises Unsupported if a layer has linear attention, a window, experts or biases of attention."""
+    stored less 1. `config` has the family's defaults already (see `Family.adapt`): a quarter of each head rotates.
+    Raises Unsupported if a layer has linear attention, a window, experts or biases of attention."""
     sizes = read_sizes(config, head_dim=256)
     layer_types(config, sizes.layers, _default_type(config))  # refuses linear attention
     refuse_windows(config)
@@ -40,7 +41,7 @@ def _default_type(config: ConfigFile) -> Callable[[int], str]:
 
 def _has_experts(config: ConfigFile, layers: int) -> bool:
     """Whether any layer has experts: each `decoder_sparse_step`-th layer has them, except those in `mlp_only_layers`.
-    With `num_experts` 0 none has."""
+    With `num_experts` 0 none has; an absent field counts as 512."""
     every, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
     if config.integer("num_experts", 512, minimum=0) == 0:
         return False

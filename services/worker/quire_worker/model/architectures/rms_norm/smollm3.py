@@ -12,9 +12,10 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a SmolLM3 model: a Llama in which some layers have no RoPE, by default every fourth.
-    `no_rope_layers` has a 1 for each layer with a rotary embedding. If windows are on, the other layers have them,
-    unless `layer_types` says which do. Raises ConfigError if `no_rope_layers` is shorter than the number of layers."""
+    """Build the spec of a SmolLM3 model: a Llama in which some layers have no RoPE, by default every fourth
+    (`no_rope_layer_interval`), and by default a tied head. `no_rope_layers` has a 1 for each layer with a rotary
+    embedding. If windows are on, the other layers have them, unless `layer_types` says which do. Raises ConfigError if
+    `no_rope_layers` is shorter than the number of layers."""
     sizes, bias = read_sizes(config), config.flag("attention_bias", False)
     rope = read_rope(config, sizes.head_dim, theta=2e6)
     mlp = read_dense(config, sizes, bias=config.flag("mlp_bias", False))

@@ -17,8 +17,8 @@ _KINDS: Mapping[str, type[Gemv | Tall]] = {"Gemv": Gemv, "Tall": Tall}
 
 
 def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> GemmConfigs:
-    """Return the kernel configs that were measured as the fastest on a device; none for a device without
-    measurements."""
+    """Return the kernel configs that were measured as the fastest on a device. The tables of a device without
+    measurements are empty."""
     return GemmConfigs(configs_of(device_name), gated_configs_of(device_name), batch_invariant=batch_invariant)
 
 
@@ -48,8 +48,9 @@ def configs_of(device_name: str) -> dict[Shape, GemmConfig]:
 
 
 def read_configs(path: Path) -> dict[Shape, GemmConfig]:
-    """Return the configs in a JSON file, by (rows, outputs, inputs). Entries without a config are left out, since
-    cuBLAS computes them."""
+    """Return the configs in a JSON file, by (rows, outputs, inputs). Entries without a config, for which cuBLAS was the
+    fastest, are left out. Their numbers of rows then take the config of the next larger entry of the shape, if there
+    is one."""
     table: dict[Shape, GemmConfig] = {}
     for entry in json.loads(path.read_text()):
         if entry["way"] is not None:

@@ -1,9 +1,9 @@
 """Attention of one query token per sequence over its pages. The keys of a sequence are divided among programs.
 
 Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its split of the
-keys. Then the splits are merged. If most sequences have several splits, a second kernel merges them. If few have, the
-program that ends last merges its sequence's splits, because a second kernel would have no work for most sequences. All
-query heads of a KV head are rows of one matrix product, so each key is read once.
+keys. Then the splits are merged. With fewer than 32 sequences, most have several splits, and a second kernel merges
+them. With more, the program that ends last merges its sequence's splits, because a second kernel would have no work for
+most sequences. All query heads of a KV head are rows of one matrix product, so each key is read once.
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ def decode_attention_kernel(
 ):
     """Compute the attention of one decoding token per sequence, for one KV head and one split of its keys, by an online
     softmax. A sequence with one split is written to `out`; others leave partial results to be merged. With LAST_MERGES,
-    the last program of a sequence merges them.
+    the last program of a sequence and KV head merges them.
 
     Grid [KV heads, splits_count]: the longest splits of all heads start first. Places without a split come last,
     because programs without work also take time. query [S, HEADS, DIM], position [S] of the token; splits as in
     kv_splits.
 
-    TILE divides PAGE and the first key of each split. ROWS: query heads per KV head, padded to 16. Results before the
-    merge: part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count, HEADS], the log2 of the
-    sum of weights, -inf for a split without keys. arrived [S, KV_HEADS] counts programs, and is zero before and after.
-    MERGED: the number of splits that are merged at a time, of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32
-    are scores without values, which the first split of a sequence counts. WINDOWED: a token sees the last `window`
-    positions, its own included. CHUNKED: `window` is the size of a chunk, and a token sees its own chunk. ALIBI: slopes
-    [HEADS] float32, times (key position - query position), are added to scores. LANES: DIM up to a power of two. Pages
-    may have another type than the query; loaded values are converted to the query's type.
+    TILE divides PAGE and the first key of each split. ROWS: query heads per KV head, up to a power of two, at least 16.
+    Results before the merge: part_out [splits_count, HEADS, DIM] float32 (normalised), and part_lse [splits_count,
+    HEADS], the log2 of the sum of weights, -inf for a split without keys that are seen, and without sinks. arrived [S,
+    KV_HEADS] counts programs, and is zero before and after. MERGED: the number of splits that are merged at a time, of
+    WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which the first split of a
+    sequence counts. WINDOWED: a token sees the last `window` positions, its own included. CHUNKED: `window` is the size
+    of a chunk, and a token sees its own chunk. ALIBI: slopes [HEADS] float32, times (key position - query position),
+    are added to scores. LANES: DIM up to a power of two. Pages may have another type than the query; loaded values are
+    converted to the query's type.
     """
     kv, split = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -207,8 +208,9 @@ def _merge(
     WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """Merge the splits from `begin` on, for GROUP heads from `head` on, weighted by their log2 sums. Values that other
-    programs wrote are read past the L1 cache, which does not see such writes."""
+    """Merge `parts` splits from `begin` on, for GROUP heads from `head` on, weighted by their log2 sums, and write the
+    result to the sequence's row at `out`. Values that other programs wrote are read past the L1 cache, which does not
+    see such writes."""
     lane = tl.arange(0, LANES)
     some = tl.arange(0, MERGED)
     row = tl.arange(0, WIDTH)

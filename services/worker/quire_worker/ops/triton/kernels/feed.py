@@ -47,13 +47,14 @@ def place_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [blocks]: replaces the greatest possible positions by the true ones, in rows that decode by a grammar: those
-    with a mask slot, whose first token is fed.
+    whose mask_slot is not -1, and whose first token is fed.
 
     Columns by sequence, [rows]: mask_slot, -1 without a grammar; slot; first_row of its tokens; bound and min_len as in
     StepBatch. The kernel writes position, sample_position, last (1 if sample_position reaches bound) and blocked (1 if
-    it is below min_len). By token, it writes fed and row_position; a token that is fed for the second time gets fed 2.
-    By slot, it reads known, the position of the last token, and held, whether that token was computed before. splits
-    [8, splits_count] as in kv_splits; the kernel moves their ends, so that no split has keys past the sequence.
+    it is below min_len). By token, it writes fed and row_position; a token that is fed for the second time gets fed 2,
+    any other 1. By slot, it reads known, the position of the last token, and held, whether that token was computed
+    before. splits [8, splits_count] as in kv_splits; the kernel moves their ends, so that no split has keys past the
+    sequence.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)

@@ -1,11 +1,11 @@
-"""Logprobs of sampled tokens and of the best alternatives. The first kernel computes partial results for each block of
-the vocabulary, and the second one merges the blocks of a row.
+"""Logprobs of sampled tokens and of the likeliest tokens of their rows. The first kernel computes partial results for
+each block of the vocabulary, and the second one merges the blocks of a row.
 
 Logits are ordered as integers: by value, then the lower id first. -0.0 is below 0.0, and a NaN is beyond the infinity
 of its sign. A *key* combines both in one int64: the value above 0x7FFFFFFF - id. So no two tokens have the same key.
 
 The row is read once. Its best key is the best of its blocks' best keys. Then the block of this key is searched again
-for its next one. For a few alternatives, this is cheaper than a list of the best keys of every block.
+for its next one. For few such tokens, this is cheaper than a list of the best keys of every block.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def block_logprobs_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [entries, PARTS]: for each block its best key (int64), the sum of its exponentials relative to the best
-    logit if that is finite, and how many of its logits are above the chosen token's (int32). row [entries] is an index
-    into logits [N, vocab] and token [N]."""
+    """Grid [entries, PARTS]: for each block its best key (int64), the sum of its exponentials relative to its best
+    logit, or to 0 if that is infinite, and how many of its logits are above the chosen token's (int32). row [entries]
+    is an index into logits [N, vocab] and token [N]."""
     entry, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -68,8 +68,8 @@ def merge_logprobs_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [entries]: packed [entries, 2 + 2 * most] int32 takes the logprob (the bits of a float32) and the rank of
-    the chosen token, then the ids of the best `most` tokens, then their logprobs. LANES: a power of two, at least
-    PARTS."""
+    the chosen token, then the ids of the best `most` tokens, among which the chosen one may be, then their logprobs as
+    bits too. LANES: a power of two, at least PARTS."""
     entry = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     wait(PDL)

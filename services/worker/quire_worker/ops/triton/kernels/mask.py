@@ -117,8 +117,8 @@ def fetch_masks_kernel(
 
 @triton.jit
 def _keep(bits, word, inside, target, single, token, stopped, stop_id, stops):
-    """Store some words of a mask, or of the mask that stands for a single token. Returns the bits that are left without
-    stop_id [stops], if the row may not stop yet."""
+    """Store some words of a mask, or of the mask that stands for a single token. Returns the bits; those of stop_id
+    [stops] are 0 if the row may not stop yet (`stopped`)."""
     bits = tl.where(single, tl.where(word == token // 32, 1 << (token % 32), 0), bits)
     tl.store(target, bits, mask=inside)
     bits = tl.where(inside, bits, 0)

@@ -49,8 +49,8 @@ def qk_norm_rope_write_kernel(
     1 before the rotation, 2 after it, 0 none. LANES: half of DIM up to a power of two.
 
     KEPT: rotated keys are also written back to qkv, for an attention without pages. Keys and values of padding rows are
-    written as 0, because such an attention multiplies the rows after a prompt by 0, and NaN times 0 is NaN. In pages of
-    float8, keys and values are clamped to -448..448.
+    written there as 0, because such an attention multiplies the rows after a prompt by 0, and NaN times 0 is NaN. In
+    pages of float8, keys and values are clamped to -448..448.
     """
     kv = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS

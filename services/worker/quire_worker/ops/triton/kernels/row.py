@@ -28,9 +28,9 @@ def row_logits(
     """Load the logits of some tokens in float32; -inf past the end, and for blocked ids.
 
     blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. CONTROLLED: a row whose control [rows]
-    is not 0 samples from changed [rows, vocab] instead, without other changes. MASKED: only tokens whose bit in allowed
-    [rows, words] is 1 may be sampled; a NaN or +inf of another token stays, because it shows that the row is damaged.
-    Those of blocked ids do not stay.
+    is not 0 takes the logits of changed [rows, vocab] instead, and its blocked ids are not looked at. MASKED: only
+    tokens whose bit in allowed [rows, words] is 1 may be sampled; a NaN or +inf of another token stays, because it
+    shows that the row is damaged. Those of blocked ids do not stay.
     """
     inside = token < vocab
     blocks = tl.load(blocked + row) != 0

@@ -63,10 +63,11 @@ def sample_kernel(
     """Grid [rows, PARTS]: the best token of BLOCK tokens of the vocabulary, and its score; NaN if a logit is NaN. The
     score is the logit of a greedy row, else logit / temperature + Gumbel noise.
 
-    position [rows] is the absolute index of the sampled token. FILTERED: only logits in the row's range, ranges [rows,
-    RANGE], count. If a row has a range, the kernel also reads maximum [rows, groups], with GROUPS groups per part. If
-    no group reaches the range, the part reads no logits, and its score is -inf. A part without a token has the token
-    2147483647. ranges, control and changed are as in top_k_top_p_kernel.
+    position [rows] is the absolute index of the sampled token. FILTERED: in rows that are not greedy, only logits in
+    the row's range, ranges [rows, RANGE], count. If a row has a range, the kernel also reads maximum [rows, groups],
+    with GROUPS groups per part. If no group reaches the range, the part reads no logits, and its score is -inf. In rows
+    that are not greedy, a part without a token has the token 2147483647. ranges, control and changed are as in
+    top_k_top_p_kernel.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
@@ -101,8 +102,8 @@ def sample_kernel(
 
 @triton.jit
 def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexpr):
-    """Return the best score, x * inverse + Gumbel noise, of a block's tokens, and its token; -inf if the block has
-    none. FILTERED: only tokens that reach the cut count.
+    """Return the best score, x * inverse + Gumbel noise, of a block's tokens, and its token; -inf and the token
+    2147483647 if the block has none. FILTERED: only tokens that reach the cut count.
 
     Exact noise takes two exact logarithms. So rough scores first find the few tokens that can be the best, and only
     these are scored exactly, one by one. Mostly this is one token; there are more if the noise hardly separates equal
@@ -213,10 +214,10 @@ def finish_kernel(
     """Grid [rows]: the best token of all parts becomes the row's token, is fed back by slot (last_token [slots]) and
     checked for stops. out_finish [rows] is FINISH_STOP for a stop id, else FINISH_LENGTH if last, else 0.
 
-    wanted [rows] 0: the row samples nothing (out_token -1). last [rows] not 0: the sequence ends by length, whatever
-    the token. slot [rows] is negative for a padding row. out_token is also -1 if a logit was NaN or the best score is
-    infinite, but NOTHING_LEFT (see step.py) if a row's control [rows] left no token. For -1 and NOTHING_LEFT, a row
-    that samples feeds back 0.
+    wanted [rows] 0: the row samples nothing (out_token -1). last [rows] not 0: the sequence ends by length, unless the
+    token is a stop id or the row is held. slot [rows] is negative for a padding row. out_token is also -1 if a logit
+    was NaN or the best score is infinite, but NOTHING_LEFT (see step.py) if a row's control [rows] left no token. For
+    -1 and NOTHING_LEFT, a row that samples feeds back 0.
 
     MASKED: a row whose mask_kind [rows] is HELD has the effect of a row that did not run: out_token is step.HELD, and
     the token that it computed is fed back once more. fed_token and row_position [tokens] are of the step's tokens;

@@ -86,11 +86,13 @@ def top_k_top_p_kernel(
     typical_p, which is everything for a row without limits. A row with top_p but neither top_k nor typical_p leaves
     top_p to top_p_kernel.
 
-    With a small top_k, group maxima name the few groups to search. Otherwise each bound is searched by passes over the
-    row. logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be sampled; -1 is no id. maximum
-    [rows, groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and candidate [rows, CANDIDATES]
-    float32; FEW is a smaller number of candidates that are searched faster. CONTROLLED: a row whose control [rows] is
-    not 0 samples from changed [rows, vocab] instead, without other changes.
+    A top_k of `vocab` or more is none. With a top_k of at most LANES / 4, group maxima name the few groups to search.
+    With a larger one, or if these groups have more than CANDIDATES logits to search, the bounds of top_k and top_p are
+    searched by passes over the row. logits [rows, vocab]. blocked [rows] not 0: stop_id [rows, stops] may not be
+    sampled; -1 is no id. maximum [rows, groups], at most LANES groups. Scratch memory: chosen [rows, groups] int32 and
+    candidate [rows, CANDIDATES] float32; FEW is a smaller number of candidates that are searched faster. CONTROLLED: a
+    row whose control [rows] is not 0 takes the logits of changed [rows, vocab] instead, and its blocked ids are not
+    looked at. MASKED: only tokens whose bit in allowed [rows, words] is 1 count.
     """
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
