@@ -17,9 +17,10 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse `argv` (None: the process's arguments), run the command that it names, and return the command's own exit
-    code. A QuireError, which is printed to standard error, makes it 1, and so does an output that nobody reads any
-    more. Ctrl-C makes it 130. Arguments that the parser refuses end the process with exit code 2; unknown options are a
-    QuireError."""
+    code. A QuireError, which is printed to standard error, makes it 1, and so does a BrokenPipeError, as of an output
+    that nobody reads any more; nothing is printed then. Ctrl-C makes it 130. The parser ends the process itself: with
+    exit code 2 for arguments that it refuses, with 0 after --help or --version. Unknown options are a QuireError. Other
+    exceptions pass on."""
     parser = argparse.ArgumentParser(prog="quire", description="LLM serving as five cooperating services.")
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

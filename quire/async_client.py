@@ -47,9 +47,11 @@ class AsyncClient:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Delta]:
         """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
-        arrive. Raises InvalidArgument at once for an invalid prompt; the iterator raises the other QuireErrors. If the
-        connection breaks after the first piece, the answer continues over a new one. An answer that arrives as a whole
-        (a beam search, the best of several) does not: the error is raised. Closing the iterator ends the request."""
+        arrive. Raises InvalidArgument at once for an invalid prompt, tool choice or `timeout_s`; the iterator raises
+        the other QuireErrors. If the connection breaks after the first piece, the answer continues over a new one. An
+        answer that arrives as a whole (a beam search, the best of several) does not: the error is raised. Before the
+        first piece, a call is sent again only if a draining router refused it, or gRPC cancelled it before a router
+        began it. Closing the iterator ends the request."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     async def complete(
@@ -57,7 +59,7 @@ class AsyncClient:
     ) -> RequestOutput:
         """Generate a continuation, and return the whole of it in one RequestOutput, token ids included. `options` are
         those of `generate`. Raises InvalidArgument for an invalid prompt, the router's QuireError if it refuses or
-        fails the request, and Unavailable if it cannot be reached."""
+        fails the request, Unavailable if it cannot be reached, and Aborted if the client is closed."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -78,7 +80,7 @@ class AsyncClient:
     ) -> RequestOutput:
         """Return the answer to a conversation. The tools and the choice among them have OpenAI's form. `separate`:
         whether reasoning and tool calls come apart from the text; None: if there are tools. `options` are those of
-        `generate`. Raises the QuireErrors of `complete`."""
+        `generate`. Raises the QuireErrors of `complete`, and InvalidArgument for a bad tool choice."""
         prompt = ChatPrompt(
             messages,
             tools,
@@ -90,7 +92,8 @@ class AsyncClient:
 
     async def models(self) -> list[ModelCard]:
         """Ask the router for the models that it serves, and return their ModelCards. Raises the router's QuireError,
-        such as Unauthenticated, and Unavailable if it cannot be reached."""
+        such as Unauthenticated, and Unavailable if it cannot be reached. There is no time limit. On a closed client,
+        gRPC's own exception passes on."""
         try:
             answer = await self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -99,7 +102,8 @@ class AsyncClient:
 
     async def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
         """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
-        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors."""
+        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors. On a closed client,
+        gRPC's own exception passes on."""
         request = health_pb2.HealthCheckRequest()
         try:
             answer = await self._health.Check(request, timeout=timeout_s, metadata=self._metadata)
@@ -121,10 +125,12 @@ class AsyncClient:
         await self.close()
 
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
-        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
-        wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
-        Unfinished choices are resumed one after the other, each by a request of its own. If this iterator is closed,
-        the call on the router is cancelled. Raises Aborted if the client is closed."""
+        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks or carries an error,
+        `state` says how long to wait before another stream resumes the answer (or repeats a request that was not
+        begun), or that the answer is complete, or raises the typed error. A complete answer without the router's usage
+        gets a last delta with the counted usage. Unfinished choices are resumed one after the other, each by a request
+        of its own. If this iterator is closed, the call on the router is cancelled. Raises Aborted if the client is
+        closed before the answer is complete."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:

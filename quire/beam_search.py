@@ -39,11 +39,11 @@ class BeamSearchOutput:
 
 async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int], ask: Ask) -> BeamSearchOutput:
     """Search the likeliest continuations of one prompt. Each step sends a request for one token per beam by `ask`, with
-    the prompt's cache salt. It asks for the 2 x `beam_width` likeliest next tokens of every beam, and keeps the
-    `beam_width` longer beams with the highest logprob. A beam that ends with an id in `eos` is set aside as finished,
-    unless the parameters ignore it. The search ends after `max_tokens` steps, or when no open beam is left. The open
-    beams then get the finish reason `length`. Returns the best `beam_width` of all beams by vLLM's score, with their
-    text."""
+    the prompt's cache salt. It extends every beam by each of its 2 x `beam_width` likeliest next tokens (and by the
+    sampled one, if that is another), and keeps the `beam_width` longer beams with the highest logprob. A beam that ends
+    with an id in `eos` is set aside as finished, unless the parameters ignore it. The search ends after `max_tokens`
+    steps, or when no open beam is left. The open beams then get the finish reason `length`. Returns the best
+    `beam_width` of all beams by vLLM's score, with their text."""
     step = SamplingParams(
         max_tokens=1, temperature=params.temperature, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
     )

@@ -32,8 +32,8 @@ _LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 def options(address: str, tls_server_name: str | None = None) -> list[tuple[str, int | str]]:
-    """Return the gRPC channel arguments for an address: the common ones, and no HTTP proxy for an address on this host.
-    `tls_server_name`: the name to check in the server's certificate."""
+    """Return the gRPC channel arguments for an address: the common ones, and no HTTP proxy for a loopback address or a
+    Unix socket. `tls_server_name`: the name to check in the server's certificate."""
     named = [("grpc.ssl_target_name_override", tls_server_name)] if tls_server_name else []
     direct = [("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else []
     return [*OPTIONS, *named, *direct]

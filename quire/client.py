@@ -19,8 +19,8 @@ from quire.v1 import inference_pb2, inference_pb2_grpc
 
 
 class Client:
-    """A thread-safe client. Every failure is a `quire.QuireError` (code, message, fix, request id). A `with` block
-    closes the client.
+    """A thread-safe client. Every failure is a `quire.QuireError` (code, message, fix, request id), but `models` and
+    `health` of a closed client raise gRPC's own exception. A `with` block closes the client.
 
     If a stream breaks in the middle, it continues over a new connection; the client tries for `reconnect_s` without
     progress. `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on; a file
@@ -52,10 +52,11 @@ class Client:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
         """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
-        arrive. Raises InvalidArgument at once for an invalid prompt; the iterator raises the other QuireErrors. If the
-        connection breaks after the first piece, the answer continues over a new one. An answer that arrives as a whole
-        (a beam search, the best of several) does not: the error is raised. The request ends if the iterator is closed
-        or dropped."""
+        arrive. Raises InvalidArgument at once for an invalid prompt, tool choice or `timeout_s`; the iterator raises
+        the other QuireErrors. If the connection breaks after the first piece, the answer continues over a new one. An
+        answer that arrives as a whole (a beam search, the best of several) does not: the error is raised. Before the
+        first piece, a call is sent again only if a draining router refused it, or gRPC cancelled it before a router
+        began it. The request ends if the iterator is closed or dropped."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(
@@ -63,7 +64,7 @@ class Client:
     ) -> RequestOutput:
         """Generate a continuation, and return the whole of it in one RequestOutput, token ids included. `options` are
         those of `generate`. Raises InvalidArgument for an invalid prompt, the router's QuireError if it refuses or
-        fails the request, and Unavailable if it cannot be reached."""
+        fails the request, Unavailable if it cannot be reached, and Aborted if the client is closed."""
         options["return_token_ids"] = True
         asked = normalise(prompt)
         output = RequestOutput(prompt=asked if isinstance(asked, str) else None)
@@ -84,7 +85,7 @@ class Client:
     ) -> RequestOutput:
         """Return the answer to a conversation. The tools and the choice among them have OpenAI's form. `separate`:
         whether reasoning and tool calls come apart from the text; None: if there are tools. `options` are those of
-        `generate`. Raises the QuireErrors of `complete`."""
+        `generate`. Raises the QuireErrors of `complete`, and InvalidArgument for a bad tool choice."""
         prompt = ChatPrompt(
             messages,
             tools,
@@ -96,7 +97,8 @@ class Client:
 
     def models(self) -> list[ModelCard]:
         """Ask the router for the models that it serves, and return their ModelCards. Raises the router's QuireError,
-        such as Unauthenticated, and Unavailable if it cannot be reached."""
+        such as Unauthenticated, and Unavailable if it cannot be reached. There is no time limit. On a closed client,
+        gRPC's own exception passes on."""
         try:
             answer = self._inference.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -105,7 +107,8 @@ class Client:
 
     def health(self, timeout_s: float = channel.HEALTH_TIMEOUT_S) -> bool:
         """Whether the router serves, by grpc.health.v1; False if it answers anything but SERVING. Raises Unavailable if
-        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors."""
+        nothing answers, DeadlineExceeded after `timeout_s`, and the router's other QuireErrors. On a closed client,
+        gRPC's own exception passes on."""
         try:
             answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -126,10 +129,12 @@ class Client:
         self.close()
 
     def _stream(self, state: GenerateCall) -> Iterator[Delta]:
-        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks, `state` says how long to
-        wait before another stream resumes the answer, or that the answer is complete, or raises the typed error.
-        Unfinished choices are resumed one after the other, each by a request of its own. If this iterator is closed,
-        the call on the router is cancelled. Raises Aborted if the client is closed."""
+        """Send the request of `state`, and yield the deltas of the answer. If a stream breaks or carries an error,
+        `state` says how long to wait before another stream resumes the answer (or repeats a request that was not
+        begun), or that the answer is complete, or raises the typed error. A complete answer without the router's usage
+        gets a last delta with the counted usage. Unfinished choices are resumed one after the other, each by a request
+        of its own. If this iterator is closed, the call on the router is cancelled. Raises Aborted if the client is
+        closed before the answer is complete."""
         while True:
             try:
                 call = self._inference.Generate(state.request, metadata=self._metadata)

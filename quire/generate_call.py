@@ -67,7 +67,7 @@ class _Progress:
 class GenerateCall:
     """The state of one call. `request` is the message to send now. After its responses, call `more`; after a failure,
     call `wait_s`. The constructor chooses a request id, and a seed if the temperature is above 0, unless the caller has
-    given them. It raises InvalidArgument for an invalid prompt."""
+    given them. It raises the errors of `wire.build_request`."""
 
     def __init__(
         self,
@@ -109,9 +109,10 @@ class GenerateCall:
 
     def read(self, response: inference_pb2.GenerateResponse) -> Delta:
         """Record a response, and return it as the Delta for the caller. In a resumed stream, the Delta gets the index
-        of the choice that is resumed. Token ids are left out unless the caller asked for them, and prompt ids come only
-        once. Without `detokenize`, there is no text. Each response also resets the pauses and the time limit of
-        `wait_s`. Raises the typed error if the response carries one."""
+        of the choice that is resumed. Token ids, also the prompt's, are left out unless the caller asked for them; the
+        prompt's come only once. Without `detokenize`, there are no text, reasoning and tool calls. The usage is that of
+        `_usage`. Each response also resets the pauses and the time limit of `wait_s`. Raises the typed error if the
+        response carries one."""
         delta = wire.read_response(response, self.request_id)
         if self._current is not None:
             delta = replace(delta, index=self._current)
@@ -134,7 +135,8 @@ class GenerateCall:
 
     def more(self) -> bool:
         """Call when the stream has ended without an error. Returns False if the answer is complete. Otherwise makes
-        `request` resume the next unfinished choice and returns True: the caller must send it."""
+        `request` resume the next unfinished choice and returns True: the caller must send it. An unbroken stream that
+        ended counts as complete, whatever its choices told."""
         if self._current is None or not self._left:
             return False
         self._take_up(self._left.popleft())
@@ -149,9 +151,10 @@ class GenerateCall:
         unchanged call is sent again in two cases only: a draining router refused it, or gRPC cancelled it before the
         router had `begun` it.
 
-        Raises the typed error for other codes, more than `reconnect_s` seconds after the last response (or the making
-        of this call, before the first), and for answers that arrive all at once. Raises `client_closed` if the
-        connection broke because the client is `closed`.
+        Raises the typed error for codes that do not mean a broken connection, a router that drains or one that knows no
+        peers; more than `reconnect_s` seconds after the last response (or the making of this call, before the first);
+        and after the first response of an answer that arrives all at once. Raises `client_closed` if the connection
+        broke because the client is `closed`.
         """
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         if closed and typed.code in _BROKEN:
@@ -175,7 +178,7 @@ class GenerateCall:
     def last_delta(self) -> Delta | None:
         """Return the delta that ends a complete answer whose connection broke before the router's usage arrived; else
         None. The delta has an empty text, and the usage that this call can count: the tokens of the prompt and of all
-        choices. Numbers that only the router knows are those of the first usage, else 0."""
+        choices. Numbers that only the router knows are those of the first usage, else 0. A second call returns None."""
         if self._usage_sent:
             return None
         self._usage_sent = True

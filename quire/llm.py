@@ -38,7 +38,8 @@ _numbers = count()
 
 class LLM:
     """`LLM(model)` starts a stack, and returns when the stack is ready; it downloads the model if needed, and raises
-    StartFailed if the start fails. The stack ends with `close`, with a `with` block, or with the process.
+    StartFailed if the start fails. The stack ends with `close`, with a `with` block, when this object is collected, or
+    with the process.
 
     `LLM(address=...)` uses a stack that runs already, and raises InvalidArgument if a model or options are given too.
     `options` are those of `quire serve`, spelled in Python (`max_num_seqs=64`).
@@ -93,8 +94,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return continuations of every prompt, in the order of the prompts, at most 256 in flight at a time.
         `sampling_params` and `priority` are one for all prompts, or one for each; another number raises
-        InvalidArgument. Without `sampling_params`, the model's own defaults apply. A prompt that a full queue refuses
-        is sent again without limit; the first other failure cancels all other requests of the call, and is raised."""
+        InvalidArgument. Without `sampling_params`, the model's own defaults apply. A prompt that is refused as
+        Overloaded (a full queue, or a rate limit) is sent again without limit; the first other failure cancels all
+        other requests of the call, and is raised (an Unavailable may be replaced by the error of a service that died;
+        other errors than QuireErrors come in an ExceptionGroup). `use_tqdm` is as in `make_bar`."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         default = self.get_default_sampling_params() if sampling_params is None else SamplingParams()
         params = _one_per_prompt(sampling_params, SamplingParams, default, len(batch), "sampling_params")
@@ -141,7 +144,7 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Return the likeliest continuations of every prompt that a beam search finds, in order. `concurrency_limit`
         prompts are searched at a time (default: 256). The search asks for 2 x beam_width logprobs; the router allows at
-        most 20, unless `--max-logprobs` changes that."""
+        most 20, unless `--max-logprobs` changes that. Failures are as in `generate`."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
@@ -252,8 +255,9 @@ class LLM:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
     def _explain_by_dead_service(self, error: QuireError) -> QuireError:
-        """Return the error to raise. If `error` is Unavailable and a service of this object's own stack has died, the
-        result names the last service that died, with cause, fix and log. Otherwise the result is `error` itself."""
+        """Return the error to raise. If `error` is Unavailable and a service of this object's own stack has died at any
+        time (even if it runs again), the result names the last service that died, with cause, fix and log. Otherwise
+        the result is `error` itself."""
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
             death = self._stack.deaths[-1]
             return Unavailable(

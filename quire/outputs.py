@@ -144,8 +144,9 @@ class RequestOutput:
     def add(self, delta: Delta) -> None:
         """Add a delta. Text, reasoning, tool calls, tokens and logprobs are appended to the choice `delta.index`, which
         is made, with all before it, if it is new. The finish and stop reasons, the usage and the request id replace
-        earlier ones, if the delta has them. Pieces of a tool call are joined. The prompt's ids and logprobs, usage and
-        timings belong to the whole result."""
+        earlier ones, if the delta has them. Pieces of a tool call are joined, and logprobs summed in
+        `cumulative_logprob`. The prompt's ids and the timings are appended to the whole result; the prompt's logprobs,
+        with None for the first token, replace earlier ones."""
         self.request_id = delta.request_id or self.request_id
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)

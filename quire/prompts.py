@@ -36,8 +36,8 @@ _FIELDS = ("prompt", "prompt_token_ids", _SALT)
 
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
     """Return the prompt in one of three forms: text, a list of token ids, or a ChatPrompt. A mapping counts as its
-    `prompt_token_ids`, or else its `prompt`. Raises InvalidArgument for an empty prompt, unknown fields of a mapping,
-    or any other type."""
+    `prompt_token_ids` if it has this key, even with None, or else its `prompt`. Raises InvalidArgument for an empty
+    text or list, unknown fields of a mapping (unless they are None), or any other type."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidArgument(

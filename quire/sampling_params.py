@@ -34,8 +34,8 @@ class RepetitionDetectionParams:
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """The parameters of `LLM.beam_search`, and of a beam search that the router runs, with vLLM's names and
-    defaults."""
+    """The parameters of `LLM.beam_search`, and of a beam search that the router runs, with vLLM's names and defaults.
+    Raises InvalidArgument for a number of a wrong type or out of bounds."""
 
     beam_width: int
     max_tokens: int
@@ -65,7 +65,7 @@ class BeamSearchParams:
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """The constraint that an answer must match, by vLLM's names. Exactly one of the first six fields is set (not None
-    or False); anything else raises InvalidArgument."""
+    or False); otherwise, or for a text, an object or a list of choices of a wrong type, raises InvalidArgument."""
 
     # A JSON schema, as an object or as text.
     json: str | Mapping[str, Any] | None = None
@@ -117,8 +117,9 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Immutable; `clone(temperature=0)` gives a changed copy. Raises InvalidArgument for a value of a wrong type or out
-    of bounds, `best_of` below `n`, `min_tokens` above `max_tokens`, and `ignore_eos` beside `structured_outputs`."""
+    """Immutable; `clone(temperature=0)` gives a changed copy. Raises InvalidArgument for a number of a wrong type or
+    out of bounds (some upper bounds are left to the router), an empty string, `best_of` below `n`, `min_tokens` above
+    `max_tokens`, and `ignore_eos` beside `structured_outputs`."""
 
     n: int = 1
     # The number of answers that are sampled; None: n. The n likeliest by mean logprob per token are returned, in this
@@ -252,7 +253,8 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    """Raise InvalidArgument unless the value is a finite int or float from `low` to `high`."""
+    """Raise InvalidArgument unless the value is a finite int or float from `low` to `high`. Raises OverflowError for an
+    int that no float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _bad(name, value, "a finite number")
     if not low <= value <= high:

@@ -44,8 +44,8 @@ class VllmOption:
 def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any]:
     """Return Quire's options, by name, for the value of an option of vLLM. The result is empty if the option has no
     effect, or the value asks for Quire's normal behaviour. `spelled` is the user's spelling, for errors. Raises
-    InvalidArgument for a switch that is no bool, and Unsupported, with the reason, for a value that Quire cannot
-    follow; also the errors of the option's own translation."""
+    InvalidArgument for a switch that is neither a bool nor the text true or false, and Unsupported, with the reason,
+    for a value that Quire cannot follow; also the errors of the option's own translation."""
     if option.switch and _plain(value) not in ("true", "false"):
         raise InvalidArgument("BAD_VALUE", f"{spelled} is {value!r}.", "Give True or False.", param=option.name)
     if option.accepted or _plain(value) in option.neutral:
@@ -60,8 +60,9 @@ def translated(option: VllmOption, value: Any, spelled: str) -> Mapping[str, Any
 
 
 def _plain(value: Any) -> str:
-    """Return a value in one spelling, whether it came from Python, YAML or a command line: lower-case text, `2` for
-    2.0, compact JSON for dicts and lists."""
+    """Return a value in one spelling, whether it came from Python, YAML or a command line. A float 2.0 becomes `2`.
+    Dicts and lists become compact JSON, in their own case and order. Everything else becomes lower-case text without
+    spaces at the ends. So the text `2.0`, or JSON given as text, keeps its form."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, separators=(",", ":"), default=str)
     text = str(value).strip().lower()
@@ -103,9 +104,9 @@ _NO_GRAPHS = ("none", "0")
 
 
 def _compilation(value: Any) -> Mapping[str, Any]:
-    """Translate compilation-config, a JSON object or a level, to --enforce-eager if it asks for no CUDA graphs or for
-    level 0, else to nothing. Lists of graph sizes are ignored. Raises Unsupported for other fields, and InvalidArgument
-    for a value that is not a config."""
+    """Translate compilation-config, a JSON object or a level, to --enforce-eager if its cudagraph_mode is none, null or
+    0 or its level is 0, else to nothing, whatever the level. Lists of graph sizes are ignored. Raises Unsupported for
+    other fields, and InvalidArgument for a value that is not a config."""
     fields = value
     if isinstance(value, str):
         try:

@@ -64,7 +64,8 @@ def build_request(
     """Return the protobuf request for a prompt and its parameters. A `cache_salt` wins over the prompt's own. `beams`:
     the request is a beam search, and `params` are its other parameters. If `max_tokens` is None, the answer may fill
     the context. `timeout_s`: at most 30 days; 0: no limit of the client's. Raises InvalidArgument for an invalid
-    prompt, tool choice or `timeout_s`, token ids beyond int32, and values that JSON does not have."""
+    prompt, tool choice or `timeout_s`, token ids beyond int32, and values that JSON does not have. Raises ValueError
+    for a `priority` beyond int32."""
     asked = normalise(prompt)
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
@@ -165,8 +166,8 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
     """Return the typed error of a failed call. If the service sent a google.rpc.Status, its code, cause and fix are
-    taken. Otherwise the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE, others keep their name as the
-    code."""
+    taken. Otherwise the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE, others keep their name as the code,
+    and are Internal unless an error class stands for them."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -188,7 +189,8 @@ def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> erro
 
 def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireError:
     """Return the typed error that a google.rpc.Status describes: ErrorInfo has code, fix, parameter and request id,
-    RetryInfo the seconds to wait. `request_id` is used if ErrorInfo has none."""
+    RetryInfo the seconds to wait. `request_id` is used if ErrorInfo has none. Without ErrorInfo, the code is UNKNOWN. A
+    status for which no class stands is Internal."""
     code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
     for detail in status.details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -269,8 +271,8 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
 
 def _add_tool_choice(request: inference_pb2.GenerateRequest, prompt: ChatPrompt) -> None:
     """Write a conversation's tool choice into the request; a named function is sent as required with its name, and auto
-    is not sent. Also writes whether calls may be parallel, and whether reasoning and, if there are tools, tool calls
-    come apart from the text. Raises InvalidArgument for another choice."""
+    is not sent. Also writes that calls may not be parallel, or that reasoning and, if there are tools, tool calls come
+    apart from the text, if the prompt says so. Raises InvalidArgument for another choice."""
     choice = prompt.tool_choice
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

@@ -38,8 +38,9 @@ class BatchRequest:
 
 class BatchFile:
     """The files of one batch. The constructor reads both files, and replaces the output file at once: it keeps the good
-    answers, or none with `restart`. It raises InvalidArgument if both names are one file or a request is malformed, and
-    NotFound if the requests cannot be read or the output's folder is missing. `append` is thread-safe."""
+    answers to these requests, or none with `restart`. It raises InvalidArgument if both names are one file or a request
+    is malformed, and NotFound if the requests cannot be read or the output's folder is missing. `append` is
+    thread-safe."""
 
     def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
         self.requests = _read_requests(Path(input_file))
@@ -60,7 +61,9 @@ class BatchFile:
         return [request for request in self.requests if request.custom_id not in self._answers]
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
-        """Keep an answer, good or failed, and append it to the output file as one JSON line. Thread-safe."""
+        """Keep an answer, good or failed, and append it to the output file as one JSON line. A later answer to the same
+        custom_id counts instead of an earlier one. Thread-safe. Raises OSError if the file cannot be written; the
+        answer is kept even so."""
         line = json.dumps(answer, ensure_ascii=False)
         with self._lock:
             self._answers[custom_id] = line
@@ -81,8 +84,9 @@ class BatchFile:
 
 def _read_requests(path: Path) -> list[BatchRequest]:
     """Read and check the file of requests, and return them in order; blank lines are skipped. Raises NotFound if the
-    file cannot be read. Raises InvalidArgument for a line that is not a POST to one of ENDPOINTS with custom_id, url
-    and body, or that repeats a custom_id. A line without a method counts as POST."""
+    file cannot be read or is not UTF-8. Raises InvalidArgument for a line that is not a POST to one of ENDPOINTS with a
+    text as custom_id, a url, and an object as body, or that repeats a custom_id. A line without a method counts as
+    POST."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +113,7 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
     """Return the lines of good answers (status 200) to the custom_ids `known`, by custom_id; of several, the last one.
     Empty if there is no file. Failed answers and lines that are no answers are left out, so that these requests are
-    sent again."""
+    sent again. A good answer counts even if a failed one follows it."""
     answers = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):

@@ -30,7 +30,8 @@ def run_batch(
     """Send every request of `todo` from at most `concurrency` threads, and append each answer, good or failed, to the
     file. A request without an answer, or with the status 429, 503 or 529, is sent up to `retries` more times. Returns
     the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
-    interrupted, the answers so far are kept, and requests that have not begun are not sent."""
+    interrupted, the answers so far are kept, requests under way go on, and requests that have not begun are not sent.
+    An answer that cannot be written ends the run in the same way, with its OSError."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
@@ -69,9 +70,9 @@ class _Sender:
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
         """Send the request, and return its line of the output in OpenAI's form: the body in `response` for status 200,
-        else in `error`. Without an answer (status 0), or after 429, 503 or 529, the request is sent again, `retries`
-        times at most. The wait before it is 0.5 s, then twice the last wait, or what the server names if that is
-        longer; at most 30 s."""
+        even if it was not JSON (see `_send_once`), else in `error`. Without an answer (status 0), or after 429, 503 or
+        529, the request is sent again, `retries` times at most. The wait before it is 0.5 s, then twice the last wait,
+        or what the server names if that is longer; at most 30 s."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):

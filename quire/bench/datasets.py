@@ -71,10 +71,10 @@ def trace_requests(
 ) -> list[BenchRequest]:
     """Return one request for each of the first `count` lines, or fewer if there are fewer, of a Mooncake trace
     (timestamp in ms, input_length, output_length, hash_ids). Equal hash ids give equal blocks of 512 tokens; the prompt
-    is the blocks, cut to its length. Arrival times are seconds since that of the first line; `speed` 2 replays twice as
-    fast. `most_input` and `most_output` limit lengths (0: no limit), for models with a shorter context. `words`:
-    prompts are words, not token ids. Raises InvalidArgument for a malformed line, and NotFound if the file cannot be
-    read."""
+    is the blocks, cut to its length, or shorter if they are. Lengths below 1 count as 1. Arrival times are seconds
+    since that of the first line; `speed` 2 replays twice as fast. `most_input` and `most_output` limit lengths (0: no
+    limit), for models with a shorter context. `words`: prompts are words, not token ids. Raises InvalidArgument for a
+    malformed line, and NotFound if the file cannot be read."""
     requests: list[BenchRequest] = []
     first_ms = None
     for number, line in _lines(path):
@@ -94,9 +94,10 @@ def trace_requests(
 
 
 def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
-    """Return `count` requests from JSON lines with `prompt` and optionally `output_tokens` (default: `output_len`). The
-    lines are repeated until there are enough. Raises InvalidArgument for a malformed line or an empty file, and
-    NotFound if the file cannot be read."""
+    """Return `count` requests from JSON lines with `prompt` (text or token ids) and optionally `output_tokens`
+    (default: `output_len`). The lines are repeated until there are enough. Raises InvalidArgument for a malformed line
+    or an empty file, and NotFound if the file cannot be read. The whole file is read and checked, also the lines beyond
+    `count`. The elements of a list are not checked."""
     found = []
     for number, line in _lines(path):
         prompt = line.get("prompt")
@@ -113,7 +114,7 @@ def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest
 
 def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the object of each JSON line; blank lines are skipped. Raises NotFound if the file cannot be
-    read, and InvalidArgument for a line that is not an object."""
+    read or is not UTF-8, and InvalidArgument for a line that is not a JSON object."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

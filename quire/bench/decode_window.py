@@ -62,8 +62,8 @@ def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
 
 
 def _per_token_s(outcome: Outcome, spans: Sequence[tuple[float, float]]) -> float:
-    """Return the request's seconds per token in the spans, from its first to its last event of each span. 0.0 if its
-    tokens per event are not known, or if no span has two of its events."""
+    """Return the request's seconds per token in the spans, from its first to its last event of each span; the tokens of
+    the first event are not counted. 0.0 if its tokens per event are not known, or if no span has two of its events."""
     counts = outcome.event_tokens
     if counts is None:
         return 0.0

@@ -52,7 +52,7 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[floa
 
 
 class Load:
-    """Sends the requests of one event loop."""
+    """Sends the requests of one event loop; `max_concurrency` 0 is no limit."""
 
     def __init__(self, target: Target, max_concurrency: int = 0) -> None:
         self._target = target
@@ -62,7 +62,7 @@ class Load:
     async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
         """Send each request at its time, and return the outcomes in the order of these times. `begin_s` is the start of
         the plan, by `perf_counter`. While `max_concurrency` requests are under way, the next request and all after it
-        wait. Garbage collection is off meanwhile. Idle connections are closed at the end."""
+        wait. Garbage collection is off meanwhile, and on afterwards. Idle connections are closed at the end."""
         tasks: list[asyncio.Task[Outcome]] = []
         gc.collect()
         gc.disable()
@@ -81,9 +81,9 @@ class Load:
                 connection.close()
 
     async def _send_one(self, request: PlannedRequest) -> Outcome:
-        """Send one request over an idle connection or a new one, and return its outcome; a connection that fails is an
-        outcome with an error. Afterwards the connection is kept if it can be used again, and a place of
-        `max_concurrency` is free."""
+        """Send one request over an idle connection or a new one, and return its outcome. Its time of sending is that
+        before a new connection is made. A connection that fails is an outcome with an error; the request is not sent
+        again. Afterwards the connection is kept if it can be used again, and a place of `max_concurrency` is free."""
         outcome = Outcome(index=request.index, sent_s=perf_counter())
         try:
             connection = self._take() or await self._target.connect()

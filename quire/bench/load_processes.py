@@ -32,7 +32,7 @@ def run_load(
     """Send the plan's requests from this process or from several, among which requests and `max_concurrency` (0: no
     limit) are divided; each process may send at least one at a time, so that more processes than `max_concurrency`
     exceed it. Returns the `perf_counter` time at which that began, and all outcomes by their index in the plan. Raises
-    Internal if a process fails. No child process is left."""
+    Internal, or BrokenPipeError, if a process fails. No child process is left."""
     if processes <= 1:
         begin_s = perf_counter()
         return begin_s, sorted(_run_here(target, plan, max_concurrency, begin_s), key=lambda outcome: outcome.index)
@@ -81,7 +81,8 @@ def _drive(
 ) -> tuple[float, list[Outcome]]:
     """Divide the plan and `max_concurrency` (at least 1 for each; 0: no limit) among the children by turns, and make
     all begin 0.2 s after the last is ready. Returns that time, and all outcomes in the order of the plan. Raises
-    Internal if a child ends early, writes anything else, or loses requests."""
+    Internal if a child ends early, writes anything else, or loses requests, and BrokenPipeError if it ends before it
+    has read its part."""
     count = len(children)
     for number, child in enumerate(children):
         stdin = _pipe(child.stdin)

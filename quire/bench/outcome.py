@@ -30,8 +30,8 @@ class Outcome:
         self.error = error
 
     def add_event(self, now_s: float) -> None:
-        """Record that an event with a choice has arrived at this time: the first sets `first_s`, each later one adds
-        the gap since the last event."""
+        """Count an event with a choice, which has arrived at this time (`last_s`): the first sets `first_s`, each later
+        one adds the gap since the last event."""
         if self.frames:
             self.gaps_s.append(now_s - self.last_s)
         else:
@@ -48,8 +48,9 @@ class Outcome:
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:
-        """Record that the answer is complete. If the server has sent no usage, the output tokens are the sum of the
-        counts that events told, or else one per event. An answer without any event is a failure."""
+        """Check and count a complete answer; no time is set here. If the server has sent no usage, the output tokens
+        are the sum of the counts that events told, or else one per event. An answer without any event is a failure; an
+        earlier error stays."""
         if not self.frames and not self.error:
             self.error = "the answer has no token"
         elif not self.output_tokens:

@@ -13,8 +13,9 @@ Points = Sequence[tuple[float, float]]
 
 
 def serving_charts(outcomes: Sequence[Outcome], begin_s: float, title: str) -> str:
-    """Return the text of an SVG with four charts: the cumulative distributions of TTFT, TPOT and ITL in ms, and output
-    events per second over time. Failed requests are left out. `begin_s` is the start of the load."""
+    """Return the text of an SVG with four charts: the cumulative distributions of TTFT, TPOT (of requests with two
+    tokens or more) and ITL in ms, and output events per second over time. Failed requests are left out. `begin_s` is
+    the start of the load."""
     done = [outcome for outcome in outcomes if outcome.ok]
     charts = [
         _chart("time to first token", "ms", "share of requests", _distribution([o.ttft_s * 1000 for o in done])),
@@ -67,8 +68,8 @@ def _rate(done: Sequence[Outcome], begin_s: float) -> Points:
 
 
 def _chart(title: str, x_name: str, y_name: str, points: Points) -> str:
-    """Return the SVG of one line chart, `_WIDTH` by `_HEIGHT`. Both axes begin at 0 and end at the greatest value, with
-    marks at 0, the half and the whole."""
+    """Return the SVG of one line chart, `_WIDTH` by `_HEIGHT`. Both axes begin at 0 and end at the greatest value (1 if
+    that is 0 or there are no points), with marks at 0, the half and the whole."""
     most_x, most_y = (max((point[axis] for point in points), default=0.0) or 1.0 for axis in (0, 1))
     plot_width, plot_height = _WIDTH - _LEFT - 20, _HEIGHT - _BOTTOM - _TOP
 

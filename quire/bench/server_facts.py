@@ -32,8 +32,9 @@ class ServerFacts:
 
 def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
     """Return the first model that the server lists at /v1/models, and the size of its vocabulary (0 if the server does
-    not tell it). No proxy is used. While the server does not answer or lists no model, ask again every second for
-    `timeout_s`. Raises Unavailable after that, and at once if the server refuses the API key."""
+    not tell it). No proxy is used, and a TLS certificate must be valid. While there is no such answer (no connection,
+    an HTTP error, no JSON of this form, no model), ask again every second for `timeout_s`. Raises Unavailable after
+    that, and at once if the server refuses the API key; http.client.HTTPException for what is not HTTP."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -70,7 +71,8 @@ def vocabulary_of(folder: str) -> int:
 def wait_ready(target: Target, request: BenchRequest, timeout_s: float) -> None:
     """Send `request` to the target, and return when it was answered. While the server cannot be reached, drops the
     connection or answers 503, the request is repeated every second for `timeout_s`. Raises Unavailable after that, and
-    at once for any other failure."""
+    at once for any other failure. One attempt has no time limit of its own: a server that takes the request and never
+    answers is waited for without end."""
     deadline = time.monotonic() + timeout_s
     body = target.request(request.prompt, request.output_len, "bench-ready")
     while True:

@@ -38,8 +38,9 @@ class ReportOptions:
 def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
     """Return the report with vLLM's names. Throughputs are over the time from `begin_s` to the last token; latencies
     have mean, median, std and percentiles in milliseconds. Failed requests are left out of these; they are counted,
-    with the five most frequent causes. Goodput counts requests that keep all limits. `decode_tpot` is left out if it is
-    not known. With `detailed`, lists have one entry per request, failed ones included."""
+    with the five most frequent causes (cut to 300 characters). TPOT has only requests of at least two output tokens. If
+    limits are given, goodput is the number of requests per second that keep them all. `decode_tpot` is left out if it
+    is not known. With `detailed`, lists have one entry per request, failed ones included."""
     done = [outcome for outcome in outcomes if outcome.ok]
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)

@@ -39,7 +39,8 @@ class StreamConnection(asyncio.Protocol):
 
     def send(self, request: bytes, outcome: Outcome) -> asyncio.Future[None]:
         """Send a request. The future is done when the answer is complete or has failed; by then, `outcome` is filled.
-        Raises RuntimeError while another request is under way or before the connection is made."""
+        Raises RuntimeError while another request is under way or before the connection is made. On a connection that
+        has been lost, the future is never done."""
         if self._transport is None or (self._done is not None and not self._done.done()):
             raise RuntimeError("the connection is not free")
         self.reusable = False
@@ -71,7 +72,8 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data of an answer as they arrive: the head, then a body with or without chunks. All events that
-        arrive together get the same time. Data that is not HTTP fails the request and closes the connection."""
+        arrive together get the same time. Malformed HTTP, or a malformed usage, fails the request and closes the
+        connection."""
         now_s = perf_counter()
         try:
             if self._in_head:
@@ -139,9 +141,10 @@ class StreamConnection(asyncio.Protocol):
 
     def _payload(self, payload: bytes, now_s: float) -> None:
         """Take server-sent events from the body, and record each in the outcome: a choice with its number of token ids,
-        the usage, or an error. A chat's first event, which has only the role, is skipped. With `keep_events`, the
-        outcome also gets the text of each event but that one and `[DONE]`. An incomplete event waits for more. Of an
-        answer other than 200, the first 2000 bytes are kept for its error."""
+        the usage, or an error. An event with a role and an empty content, as a chat's first one, is skipped; one with
+        only a finish reason counts. With `keep_events`, the outcome also gets the text of each event but that one and
+        `[DONE]`. An incomplete event waits for more. Of an answer other than 200, the first 2000 bytes are kept for its
+        error."""
         if self._status != 200:
             self._body = (self._body + payload)[:_MAX_ERROR_BYTES]
             return
@@ -166,8 +169,8 @@ class StreamConnection(asyncio.Protocol):
                 outcome.events.append(event.decode("utf-8", "replace"))
 
     def _end(self) -> None:
-        """Complete the outcome, as failed if the status is not 200, and the future. `reusable` becomes true if the
-        server keeps the connection open."""
+        """Complete the outcome, as failed if the status is not 200, and the future. `reusable` becomes true unless the
+        answer's head said `Connection: close`. That holds even for an answer that ended with its connection."""
         outcome = self._outcome
         if self._status != 200:
             outcome.fail(f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}")

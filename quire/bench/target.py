@@ -43,7 +43,8 @@ class Target:
 
     @property
     def place(self) -> tuple[str, int, bool]:
-        """Return the host, the port, and whether TLS is used. Raises InvalidArgument for a malformed base URL."""
+        """Return the host, the port, and whether TLS is used. Raises InvalidArgument for a base URL that is not http or
+        https or has no host, and ValueError for a bad port."""
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidArgument("BAD_URL", f"{self.base_url!r} is not a URL.", "Write http://127.0.0.1:8000.")
@@ -52,7 +53,7 @@ class Target:
 
     async def connect(self) -> StreamConnection:
         """Open a new connection, by TLS if the URL says so; with `insecure`, any certificate is accepted. Raises
-        OSError if the connection fails, and InvalidArgument for a malformed base URL."""
+        OSError if the connection fails, and the errors of `place`."""
         host, port, secure = self.place
         context: ssl.SSLContext | None = None
         if secure:

@@ -69,7 +69,7 @@ class ModelSizes:
 def read_sizes(model: Path) -> ModelSizes:
     """Return the sizes of the model whose folder, or whose config.json, is at this path. Missing KV heads equal the
     heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument if the file cannot be read, if another size
-    is missing, or if one is not an integer of at least 1."""
+    is missing, or if one is not an integer from 1 to 2**31 - 1."""
     path = model / "config.json" if model.is_dir() else model
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

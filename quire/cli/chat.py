@@ -34,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line of the input until it ends or is /exit; /reset forgets the conversation but for the system
-    message. If an answer fails, print the error and continue the conversation without that question. With --quick,
-    answer that one prompt and end; an error of this answer is raised. Returns exit code 0."""
+    """Answer each line of the input that is not blank, until the input ends or a line is /exit; /reset forgets the
+    conversation but for the system message. If an answer fails, print the error and continue the conversation without
+    that question. With --quick, answer that one prompt and end; an error of this answer is raised. Ctrl-C at the prompt
+    passes on as KeyboardInterrupt. Returns exit code 0."""
     from quire.errors import QuireError
     from quire.sampling_params import SamplingParams
 
@@ -75,7 +76,8 @@ def _read() -> str | None:
 
 def _answer(client: Client, messages: list[Message], params: SamplingParams) -> str:
     """Print the answer to the conversation as it comes, and return it. Its number of tokens, time to the first token
-    and speed go to standard error. Ctrl-C ends the request early, and the text so far is the answer."""
+    and speed go to standard error. Ctrl-C ends the request early, and the text so far is the answer. A QuireError
+    passes on; the text so far stays printed, without those numbers."""
     from quire.prompts import ChatPrompt
 
     parts, tokens, began = list[str](), 0, time.perf_counter()

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the continuation of the prompt (- reads it from standard input) to standard output, with --stream as it
-    comes. With --timings, a table of the time of each phase goes to standard error. Returns exit code 0."""
+    comes. With --timings, a table of the time of each phase goes to standard error. Returns exit code 0. Errors of the
+    connection and of the request pass on."""
     from quire.cli.output.timings import timing_table
     from quire.outputs import RequestOutput
     from quire.sampling_params import SamplingParams

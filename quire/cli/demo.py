@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start a stack of five services, have it answer prompts while the answers and their timings are printed, then stop
-    it. Without --prompt, a chat model gets two questions. Otherwise the model continues --prompt, or verse, and then a
-    longer text. The model is downloaded if needed. No process or port is left, also after an error; the stack's
-    directory with its logs is left if the stack failed. Returns exit code 0."""
+    it. Without --prompt, a chat model of the catalogue gets two questions. Otherwise the model continues --prompt, or
+    verse, and then a longer text. The model is downloaded if needed (see `find_model` and `default_model`). No process
+    or port is left, also after an error; the stack's directory with its logs is left if the stack failed. Returns exit
+    code 0."""
     from quire.cli.output.progress import ProgressLines
     from quire.client import Client
     from quire.local.spec import StackSpec

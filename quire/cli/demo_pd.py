@@ -54,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start prefill and decode replicas, each member in a network namespace unless --no-netns is given. Print the
-    answers to long prompts and tables of how their pages moved, then stop all. SIGTERM stops the demo as Ctrl-C does.
-    Returns the exit code: 1 if a process or the network's interface is left."""
+    answers to long prompts and tables of how their pages moved, then stop all. SIGTERM stops the demo as Ctrl-C does,
+    by a handler that stays. Returns the exit code: 1 if a process or the network's interface is left. Raises
+    FailedPrecondition if this user may not make network namespaces."""
     from quire.cli.output.page_flow import flow_matrix, flow_table
     from quire.cli.output.page_watch import PageWatch
     from quire.cli.output.progress import ProgressLines
@@ -135,8 +136,8 @@ def _say_where(stack: LocalStack, network: PrivateNetwork | None) -> None:
 
 def _ask(client: Client, watch: PageWatch, number: int, max_tokens: int) -> PageFlow:
     """Send long prompt number `number` to the stack, print its last line and the streamed answer, and return the flow
-    of its pages. The times to the first token, and from it to the second, are measured here; with one token, the latter
-    is 0."""
+    of its pages. The times to the first token, and from it to the second, are measured here; the latter is 0 if there
+    is one token, or both came together."""
     from quire.outputs import HopTiming
     from quire.sampling_params import SamplingParams
 

@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the stack, wait for its end, and print how long that took and how many processes were killed. Returns exit
-    code 0, also if nothing ran; 1 if a process of the stack is left even after SIGKILL."""
+    """Stop the stack, wait for its end as `stop_stack` does with --timeout, and print how long that took and how many
+    processes were killed; or print which pids are left. Returns exit code 0, also if nothing ran; 1 if a process of the
+    stack is left even after SIGKILL."""
     from quire.local.state import StateDirectory
     from quire.local.stop import stop_stack
 

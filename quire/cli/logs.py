@@ -29,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the last --lines lines of the services' logs together, merged by time: those of one service or member if it
-    is named, else of all and the supervisor. With --follow, print new lines as they come, until Ctrl-C. Raises
-    InvalidArgument for an unknown service."""
+    """Print the last --lines lines (0: all) of the services' logs together, merged by time (lines without a time
+    first): those of one service or member if it is named, else of all and the supervisor. With --follow, print new
+    lines as they come, until Ctrl-C. Raises InvalidArgument for an unknown service. The logs of a stack that has ended
+    are read too; without any, nothing is printed. Returns exit code 0."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory
@@ -64,7 +65,8 @@ class _Tail:
 
     def read(self) -> Iterator[tuple[str, str]]:
         """Yield the service's name and each complete line that was written since the last call. A new file of the same
-        name is read from its beginning; a missing file yields nothing."""
+        name is read from its beginning, and the unread rest of the old one is lost. A missing file yields nothing, and
+        so does one that was cut, until it is longer than before."""
         try:
             with self._path.open("rb") as file:
                 file_id = os.fstat(file.fileno()).st_ino

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute the plan for the model, GPU and load, and print it as a table with the basis of each figure, or as JSON.
-    Raises InvalidArgument for numbers out of range or a model without usable sizes, FailedPrecondition if there is no
-    plan, and the errors of `find_model`."""
+    Returns exit code 0. Only a named model of the catalogue is downloaded. Raises InvalidArgument for numbers out of
+    range or a model without usable sizes, FailedPrecondition if there is no plan, and the errors of `find_model`."""
     from quire.capacity.model_sizes import read_sizes
     from quire.capacity.planner import Load, plan
     from quire.errors import InvalidArgument

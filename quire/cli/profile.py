@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the worker's profiler in its own process, with the flags that were given, and return its exit code."""
+    """Run the worker's profiler in its own process, with the flags that were given, and return its exit code. The model
+    is downloaded first if needed, with the errors of `find_model`."""
     command = [sys.executable, "-m", "quire_worker.profile", "--model", str(find_model(args.model))]
     for name, _, _ in _FLAGS:
         value = getattr(args, name.replace("-", "_"))

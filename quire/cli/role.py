@@ -83,7 +83,7 @@ def _set(state: StackState, name: str, role: str, timeout_s: float) -> scheduler
 
 
 def _load(state: StackState, name: str) -> scheduler_pb2.Load | None:
-    """Return a scheduler's present load; None if it does not answer within 5 s."""
+    """Return a scheduler's present load; None if it answers with an error, or not within 5 s."""
     import grpc
 
     from quire.local.service_tls import sync_channel

@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the requests that have no good answer in the output file, or all with --restart, to a server or, with
-    --model, to a stack started for them. Failed answers of an earlier run are removed from the file first; at the end,
-    it has all answers in the order of the requests. Print the counts to standard error. Returns exit code 0 if every
-    request has its answer, else 1. Raises InvalidArgument for bad numbers or lines or if both files are one, NotFound
-    for an input file that cannot be read or a missing folder of the output, and the errors of `_base_url`, or of
-    finding the model and starting the stack."""
+    --model, to a stack started for them. Failed answers of an earlier run, and answers to other requests, are removed
+    from the file first; at the end, it has all answers in the order of the requests. Print the counts to standard
+    error. Returns exit code 0 if every request has its answer, else 1. Raises InvalidArgument for bad numbers or lines
+    or if both files are one, NotFound for an input file that cannot be read or a missing folder of the output, and the
+    errors of `_base_url`, or of finding the model and starting the stack."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
     from quire.errors import InvalidArgument

@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
 def serve(spec: StackSpec) -> int:
     """Start the stack, print its addresses, and serve until SIGINT or SIGTERM. Then drain, stop and return exit code 0;
-    a second signal ends the draining. A service that dies is started again. If the stack ends by itself, print the
-    cause and return 1. Raises StartFailed if the stack does not get ready, and KeyboardInterrupt for a signal before
-    that. Replaces this process's handlers of both signals."""
+    a second signal ends the draining. A service that dies is started again. If the stack ends without these signals,
+    print the cause, if one is known, and return 1. Raises StartFailed if the stack does not get ready, and
+    KeyboardInterrupt for a signal before that. Replaces this process's handlers of both signals."""
     from quire.cli.output.progress import ProgressLines
     from quire.cli.output.terminal import print_error
     from quire.cli.output.welcome import print_welcome

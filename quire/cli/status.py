@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of the stack once or, with --watch, every S seconds until Ctrl-C, on a cleared screen. Returns
-    exit code 0 if everything was ready at the last look, else 1."""
+    """Print the state of the stack once or, with --watch, every S seconds (at least 0.1) until Ctrl-C comes between two
+    looks (one during a look passes on); a terminal is cleared each time. Returns exit code 0 if everything was ready at
+    the last look, else 1."""
     if args.watch is None:
         return _show(args)
     while True:

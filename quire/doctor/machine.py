@@ -57,8 +57,8 @@ def check_shared_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """Warn if the disk of Quire's state folder cannot be written, or has less than 2 GiB free. Stacks keep their logs
-    on it, and temporary stacks also the kvstore's pages."""
+    """Warn if Quire's state folder (or else its nearest parent that exists) cannot be written, or if its disk has less
+    than 2 GiB free. Stacks keep their logs on it, and temporary stacks also the kvstore's pages."""
     place = base_directory()
     while not place.exists():
         place = place.parent

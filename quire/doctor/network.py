@@ -18,8 +18,8 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
-    """Report whether a server could bind the port at this address, which is a name or an IP address. A port that cannot
-    be bound is a warning, since `quire up` then takes another. A number that is no port is a failure."""
+    """Report whether a server could bind the port at this address, which is a name or an IP address. An address or port
+    that cannot be bound is a warning, since `quire up` then takes another. A number that is no port is a failure."""
     if not 0 <= port <= _MAX_PORT:
         return failed("port", f"{port} is no port", f"Give --port a number from 0 to {_MAX_PORT}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -62,8 +62,8 @@ class HubModel:
 
 def parse_hub_name(name: str, revision: str = "", download_dir: str = "") -> HubModel | None:
     """Return the model that a name of the form `org/name` or `org/name:QUANT` means, or None for other texts, such as
-    paths. An empty `revision` means main, and an empty `download_dir` the folder of `hub_cache_folder`. Raises
-    InvalidArgument for a malformed revision."""
+    longer paths, and names that end with .gguf or contain `--` or `..`. An empty `revision` means main, and an empty
+    `download_dir` the folder of `hub_cache_folder`. Raises InvalidArgument for a malformed revision."""
     match = _HUB_NAME.fullmatch(name) if len(name) <= _MAX_NAME_CHARS else None
     if match is None or "--" in name or ".." in name or name.lower().endswith(".gguf"):
         return None
@@ -105,10 +105,11 @@ def snapshot_folder(model: HubModel) -> Path | None:
 
 
 def find_cached_model(model: HubModel, *, tokenizer_only: bool = False) -> Path | None:
-    """Return the model's folder or its GGUF file if the cache has all needed files, else None.
+    """Return the model's folder or its GGUF file if the cache has all needed files, else None. Safetensors come before
+    GGUF files, unless the name asks for a quantisation. Their folder must also have config.json and tokenizer.json.
 
-    With `tokenizer_only` the weights are not needed, unless a GGUF file holds the tokenizer. Raises InvalidArgument if
-    the cache has several GGUF models and the name does not say which.
+    With `tokenizer_only`, these two files are enough, unless the name asks for a quantisation. Raises InvalidArgument
+    if the weights must come from a GGUF file, and several GGUF models match the name.
     """
     folder = snapshot_folder(model)
     if folder is None:
@@ -159,10 +160,11 @@ def select_weight_files(names: Collection[str], model: HubModel, shards: Collect
 
 
 def read_shard_names(index: Path) -> tuple[str, ...]:
-    """Return the files that an index of safetensors names. Names with a folder in them are left out.
+    """Return the files that an index of safetensors names. Names with a folder in them, or without the ending
+    .safetensors, are left out.
 
-    The result is empty if there is no index, or if the index cannot be read. In the second case the worker reports the
-    error when it loads the model.
+    The result is empty if there is no index, or if the index cannot be read or is larger than 16 MiB. In the second
+    case the worker reports the error when it loads the model.
     """
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:

@@ -52,8 +52,8 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
     bytes in all.
 
     A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
-    the cache. If the download fails, a cached folder with config.json and weights is returned; the tokenizer may be
-    missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights.
+    the cache. If the download fails with Unavailable, a cached folder with config.json and all safetensors is returned;
+    the tokenizer may be missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights.
 
     Raises NotFound for an unknown repository, revision or weight file, PermissionDenied for a gated repository, and
     Unsupported if no weights are in a known format. Raises InvalidArgument if several GGUF models match, and
@@ -205,8 +205,8 @@ def _redact(cause: str) -> str:
 def _no_weights_error(
     model: HubModel, names: Sequence[str] | dict[str, int], absent_from_hub: Sequence[str]
 ) -> QuireError:
-    """Return the error for a repository without weights that Quire reads: NotFound if the index names a file that the
-    hub lacks, else Unsupported. The latter tells of a pickle file, if there is one."""
+    """Return the error for a repository without weights that Quire reads: NotFound if the hub lacks a file of the index
+    or a part of a GGUF file, else Unsupported. The latter tells of a pickle file, if there is one."""
     if absent_from_hub:
         return NotFound(
             "MISSING_SHARD",

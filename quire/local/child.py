@@ -20,8 +20,9 @@ EXIT_ORPHANED = 3
 
 def main(argv: list[str]) -> NoReturn:
     """Replace this process by a command. `argv` has the supervisor's pid, the nice value to add, and the command's
-    words. On Linux, the kernel kills the process when the supervisor dies. If the supervisor is dead already, exit with
-    EXIT_ORPHANED."""
+    words. On Linux, the kernel kills the process when the supervisor dies; if that cannot be arranged, a line on
+    standard error says so, and the command runs all the same. If the supervisor is dead already, exit with
+    EXIT_ORPHANED. Raises OSError if the command cannot be run; its first word is a path, and PATH is not searched."""
     supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
     os.nice(niceness)
     if sys.platform == "linux":

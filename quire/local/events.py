@@ -30,8 +30,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The stack did not start, or a service ended that it cannot do without. No process of the stack is left running.
-    `service` is empty if no service is the cause."""
+    """The stack did not start, or a service ended that it cannot do without. No process that this supervisor started is
+    left running. `service` is empty if no service is the cause."""
 
     service: str
     code: str
@@ -81,7 +81,8 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str) -> Event | None:
-    """Decode a line of `encode`; None for a line that is not an event."""
+    """Decode a line of `encode`; None for a line that is not a JSON object or names no known event. Raises TypeError
+    for fields that this event does not have."""
     try:
         values = json.loads(line)
         cls = _KINDS[values.pop("event")]

@@ -14,8 +14,8 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names. If it is not set, return the numbers of all GPUs of the machine,
-    by the files /dev/nvidiaN; empty if there are none."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names. If it is not set, return 0, 1, ... for as many GPUs as there are
+    files /dev/nvidiaN; empty if there are none."""
     named = os.environ.get(VISIBLE)
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())

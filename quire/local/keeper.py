@@ -35,7 +35,7 @@ class RestartPolicy:
 
         After five such processes in a row, the member is given up. Exit code 0 after serving means no delay. Other
         delays double from `first_s` to 10 s, times a random number from 0.5 to 1. They begin anew after a process that
-        served for 10 s.
+        served for 10 s and did not end in order.
         """
         if served_s is None:
             self._failed_starts += 1
@@ -66,7 +66,8 @@ class Keeper:
         self._again = asyncio.Event()
 
     def retry(self) -> None:
-        """Start the next process at once if the member waits for a restart or was given up."""
+        """Forget earlier failures, and start the next process at once if the member waits for a restart or was given
+        up."""
         self._policy.reset()
         self._again.set()
 

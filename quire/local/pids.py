@@ -80,7 +80,7 @@ class ProcessId:
 def marked(stack_id: str) -> list[ProcessId]:
     """Return every live process, in no order, that has the stack's id in its environment; zombies do not count. This
     includes children of children whose parents have ended. Processes whose environment this user may not read are left
-    out."""
+    out. Systems without /proc find none."""
     wanted = f"{MARK_VARIABLE}={stack_id}".encode()
     found = []
     for entry in PROC.glob("[0-9]*"):

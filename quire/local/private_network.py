@@ -42,7 +42,8 @@ _numbers = itertools.count()
 
 class PrivateNetwork:
     """A context manager. The constructor makes the namespaces and cables, for at most 250 names (else ValueError). It
-    raises FailedPrecondition NO_NAMESPACES if this system or this user may not make namespaces."""
+    raises FailedPrecondition NO_NAMESPACES if a program is missing, this system or this user may not make namespaces,
+    or no subnet is free."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(names) > _MOST_NAMES:
@@ -80,7 +81,8 @@ class PrivateNetwork:
         return f"q{list(self.hosts).index(name)}"
 
     def at_switch(self, *command: str, text: str = "") -> str:
-        """Run a command in the namespace of the switch, through which all traffic passes. Returns its output."""
+        """Run a command in the namespace of the switch, through which all traffic passes. Returns its output. Raises
+        the errors of `_run`."""
         return self._run(self._tools["nsenter"], f"--net={self._path(self._switch)}", "--", *command, text=text)
 
     def is_there(self) -> bool:
@@ -127,8 +129,9 @@ class PrivateNetwork:
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def _run(self, *command: str, text: str = "") -> str:
-        """Run a command, with `text` as its input, and return its standard output. Raises FailedPrecondition, with the
-        first line of its error, if it cannot be run or fails, and subprocess.TimeoutExpired after 20 s."""
+        """Run a command, with `text` as its input, and return its standard output. Raises FailedPrecondition
+        NO_NAMESPACES if it cannot be run, with the system's reason, or if it fails, with the first line of its standard
+        error. Raises subprocess.TimeoutExpired after 20 s."""
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         except OSError as error:

@@ -68,8 +68,8 @@ async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
 def http_get(
     host: str, port: int, path: str, *, tls: bool, headers: Mapping[str, str] = MappingProxyType({})
 ) -> bytes | None:
-    """Return the body of a GET request to a router on this host; None if the answer is not 200, or does not come within
-    5 s. The certificate is not checked."""
+    """Return the body of a GET request to a router on this host; None if the connection fails, the answer is not 200,
+    or nothing comes for 5 s. The certificate is not checked."""
     if tls:
         # Our own child on this host: the certificate names the public host, and nothing secret is sent.
         context = ssl.create_default_context()

@@ -37,8 +37,8 @@ def rolling_turns(state: StackState) -> list[Turn]:
 
 
 def turns_of(state: StackState, wanted: Sequence[str]) -> list[Turn]:
-    """Return a turn for each named member (`worker-2`), and for a service (`worker`) one turn for each of its members.
-    Raises InvalidArgument for other words."""
+    """Return a turn for each named member (`worker-2`), and for a service (`worker`) one turn for each of its members;
+    a member that is meant twice has two. Raises InvalidArgument for other words."""
     turns = []
     for word in wanted:
         names = [name for name in state.services if word in (name, service_of(name))]
@@ -62,8 +62,8 @@ class Rolling:
 
     def run(self, turns: Sequence[Turn]) -> None:
         """Restart the members of each turn, and begin the next turn when they are ready again; `tell` gets a line for
-        each turn. Raises DeadlineExceeded if a member is not ready in time, FailedPrecondition if the stack ends
-        meanwhile."""
+        each turn. Raises DeadlineExceeded if a member is not ready in time, FailedPrecondition if the stack is not
+        ready or ends meanwhile."""
         for turn in turns:
             began = time.monotonic()
             before = {name: self._service(name) for name in turn.members}
@@ -88,7 +88,7 @@ class Rolling:
 
     def _await_ready(self, name: str, before: ServiceState) -> None:
         """Wait until the state file shows another process than `before` for the member, in the phase `ready`. Raises
-        DeadlineExceeded after `limit_s`."""
+        DeadlineExceeded after `limit_s`, and FailedPrecondition if the stack is not ready any more."""
         deadline = time.monotonic() + self._limit_s
         while (now := self._service(name)).process == before.process or now.phase != "ready":
             if time.monotonic() > deadline:

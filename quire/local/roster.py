@@ -67,8 +67,9 @@ class Roster:
             self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
 
     def spawn_all(self) -> None:
-        """Start the first process of every member, write the state file with their ports and the stack's addresses, and
-        report each as `starting`. Does not wait for them."""
+        """Start the first process of every member, write the state file with their ports and the stack's addresses,
+        and report each as `starting`. Does not wait for them. Raises OSError if one cannot be started; those before
+        it run."""
         for name in self._spec.members:
             self._spawn(name, again=False)
         self.state.set_addresses(

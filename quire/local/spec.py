@@ -190,7 +190,7 @@ class StackSpec:
 
     def _flags_of(self, member: str) -> dict[str, str | bool]:
         """Return the user's flags for the member: the flags of its service, and its own, which take precedence. Each
-        scheduler gets its own ports for KV events."""
+        scheduler gets its own ports for KV events, unless its own flags name them."""
         service, own = service_of(member), self.flags.get(member, {})
         flags = {**self.flags.get(service, {}), **own}
         events = flags.get(_KV_EVENTS)

@@ -27,7 +27,8 @@ class LocalStack:
     def __init__(self, spec: StackSpec, on_event: OnEvent = lambda event: None) -> None:
         """Start the stack; return when all services serve. `on_event` is called with each event, in this thread until
         then. Later events of an owned stack come in a thread of its own; those of a detached stack are not followed.
-        Raises StartFailed with the root cause; no process is left running then."""
+        Raises StartFailed with the root cause, also if a stack of this name runs already; no process of this start is
+        left running then."""
         self.spec = spec
         self.directory = StateDirectory(spec.name)
         self.deaths: list[events.Died] = []
@@ -66,8 +67,8 @@ class LocalStack:
         return self._popen.pid
 
     def close(self) -> None:
-        """Stop an owned stack, wait for its end, and kill it at the time limit. Does nothing for a detached stack.
-        Idempotent."""
+        """Stop an owned stack, wait for its end, and kill it 10 s after its time to drain. Does nothing for a detached
+        stack. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -77,8 +78,8 @@ class LocalStack:
             self._popen.terminate()
 
     def _launch(self) -> subprocess.Popen[str]:
-        """Make the stack's directory, start the supervisor's process with its log there, send it the spec, and return
-        it. Does not wait for the stack."""
+        """Make the stack's directory, start the supervisor's process with its log there (an earlier log is emptied,
+        even if a stack of this name still runs), send it the spec, and return it. Does not wait for the stack."""
         self.directory.create()
         with self.directory.log("supervisor").open("wb") as log:
             popen = subprocess.Popen(
@@ -96,8 +97,8 @@ class LocalStack:
         return popen
 
     def _until_ready(self) -> events.Ready:
-        """Read the supervisor's events and pass them on until the stack is ready; return the Ready event. Raises
-        StartFailed if the stack fails or is stopped, or if the supervisor ends."""
+        """Read the supervisor's events and pass them on until the stack is ready, without the records of `_take`;
+        return the Ready event. Raises StartFailed if the stack fails or is stopped, or if the supervisor ends."""
         for line in self._popen.stdout or ():
             event = events.decode(line)
             if event is not None:
@@ -128,7 +129,8 @@ def _error(event: events.Failed) -> StartFailed:
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
     """Read the supervisor's events to the end, so that the pipe does not fill, and call `take` with each while the
-    stack's object lives. Runs in a thread; closes `lines` and sets `ended` at the end."""
+    stack's object lives. Runs in a thread; closes `lines` and sets `ended` at the end. If `take` raises, the thread
+    ends without setting `ended`."""
     with lines:
         for line in lines:
             event, taker = events.decode(line), take()

@@ -83,7 +83,7 @@ class StackState:
 
 def base_directory() -> Path:
     """Return the folder that contains the directories of all stacks: QUIRE_STATE_DIR, or else `quire` in the user's
-    state folder (XDG_STATE_HOME)."""
+    state folder (XDG_STATE_HOME, or ~/.local/state)."""
     override = os.environ.get("QUIRE_STATE_DIR")
     if override:
         return Path(override).absolute()

@@ -13,7 +13,7 @@ from quire.errors import FailedPrecondition
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select a running Quire: `--address` or `--name`, `--api-key`, `--tls-ca` and
-    `--tls-server-name`."""
+    `--tls-server-name`. --address wins over --name."""
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
     stack_arguments.add_name(parser)
     parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
@@ -24,7 +24,8 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(args: argparse.Namespace) -> Client:
-    """Open a client of the selected Quire. Raises FailedPrecondition if no stack runs here and no address was given."""
+    """Open a client of the selected Quire. Raises the errors of `find_server`, and NotFound if the authority's file
+    cannot be read."""
     address, tls_ca, name = find_server(args)
     return Client(address, api_key=api_key(args), tls_ca=tls_ca, tls_server_name=name)
 
@@ -39,7 +40,7 @@ def find_server(args: argparse.Namespace) -> tuple[str, str | None, str | None]:
     name in its certificate (None: the address's host). With --address, path and name are those of --tls-ca and
     --tls-server-name; without --tls-ca, no TLS is used. Otherwise, the running stack called --name is selected. If this
     stack serves TLS and --tls-ca is not given, path and name are those of its own TLS folder. Raises FailedPrecondition
-    if no such stack runs, or it serves TLS without such a folder."""
+    if no such stack runs, or if it serves TLS without such a folder and --tls-ca is not given."""
     from quire.local.service_tls import PUBLIC_CA, PUBLIC_NAME
     from quire.local.state import StateDirectory
 

@@ -15,8 +15,8 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Print the report as JSON, and write it to the file that `--output-json` names, if any. Returns the exit code
-    0."""
+    """Write the report as JSON to the file that `--output-json` names, if any, then print it. If the file cannot be
+    written, the OSError passes on and nothing is printed. Returns the exit code 0."""
     text = json.dumps(report, indent=1)
     if args.output_json:
         Path(args.output_json).write_text(text + "\n", encoding="utf-8")

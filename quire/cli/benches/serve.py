@@ -19,7 +19,8 @@ _DEFAULT_VOCABULARY = 32000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, by vLLM's names. `--num-processes`, `--plot` and the flags of the trace are Quire's own."""
+    """Add the arguments, by vLLM's names. Quire's own are `--name`, `--num-processes`, `--plot`, `--random-vocab-size`,
+    `--custom-output-len` and the flags of the trace."""
     where = parser.add_argument_group("server")
     where.add_argument("--backend", choices=["openai", "openai-chat", "vllm", "quire"], default="openai")
     where.add_argument("--base-url", metavar="URL", help="(default: http://HOST:PORT, or the stack that runs here)")
@@ -78,9 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the first request until the server answers it, then send the load, and print vLLM's table. Requests are sent
     at the times of --request-rate if it is given, or else of the data set; without either, all at once. Flags may ask
-    for warm-up requests before, a result file and an SVG plot. Returns the exit code: 1 if no request succeeded. Raises
-    InvalidArgument for bad flags, NotFound for a data set that cannot be read, and Unavailable if the server does not
-    answer."""
+    for warm-up requests before, which repeat the load's own prompts all at once, a result file and an SVG plot. Returns
+    the exit code: 1 if no request succeeded. Raises InvalidArgument for bad flags or a malformed data set, NotFound for
+    one that cannot be read, Unavailable if the server does not answer or fails the first request, and
+    FailedPrecondition if no server is named and no stack runs."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts

@@ -17,9 +17,9 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 
 def make_options(args: argparse.Namespace) -> ReportOptions:
-    """Check the numbers among the flags, and return the options of the report: metrics, percentiles, goodput limits,
-    details. Raises InvalidArgument for a number out of range, an unknown metric, and a percentile or limit that is not
-    a number."""
+    """Check the counts of prompts, tokens and processes, the rates and the range ratio, and return the options of the
+    report: metrics, percentiles, goodput limits, details. Raises InvalidArgument for a number out of range, an unknown
+    metric (for goodput: all but ttft, tpot and e2el), and a percentile or limit that is not a number."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
@@ -44,9 +44,10 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
     or for its vocabulary, if no flag gives it. For the vocabulary, --random-vocab-size wins over --tokenizer; among the
-    fields of requests, --extra-body wins. Raises InvalidArgument for a malformed URL or a tokenizer's folder without
-    its vocabulary's size. Raises Unavailable if the server does not answer, and FailedPrecondition if no server is
-    named and no stack runs."""
+    fields of requests, --extra-body wins. Raises InvalidArgument for a URL that is not http or https (if the server is
+    asked, Unavailable, after the whole ready timeout), or a tokenizer's folder without its vocabulary's size, and
+    ValueError for a bad port. Raises Unavailable if a server that is asked does not answer, and FailedPrecondition if
+    no server is named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
@@ -79,9 +80,10 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
 
 
 def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
-    """Return the requests of the data set that the flags name: random, trace, or custom. Random prompts and those of a
-    trace are token ids below `vocabulary`, or words for chat; custom prompts are sent as they are. Raises
-    InvalidArgument for a missing, empty or malformed file, and NotFound for one that cannot be read."""
+    """Return the requests of the data set that the flags name: --num-prompts random or custom ones, or at most so many
+    of a trace. Random prompts and those of a trace are token ids below `vocabulary`, or words for chat; custom prompts
+    are sent as they are. Raises InvalidArgument for a missing, empty or malformed file, and NotFound for one that
+    cannot be read."""
     if args.dataset_name == "random":
         lengths = RandomLengths(
             args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len
@@ -106,8 +108,8 @@ def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> l
 
 
 def _default_url(args: argparse.Namespace) -> str:
-    """Return the URL that --host and --port give. If neither is given, return the URL of the running stack called
-    --name. Raises FailedPrecondition if no such stack runs."""
+    """Return the http URL that --host and --port give; the one that is missing is 127.0.0.1 or 8000. If neither is
+    given, return the URL of the running stack called --name. Raises FailedPrecondition if no such stack runs."""
     from quire.local.state import StateDirectory
 
     if args.host or args.port:

@@ -35,8 +35,9 @@ class Authority:
     @classmethod
     def in_folder(cls, folder: Path, name: str, days: int) -> Self:
         """Return the authority whose files `NAME.pem` and `NAME.key` are in the folder. If one is missing, make a new
-        authority for this number of days, and write both files, also over the other one. Raises InvalidArgument for
-        files that are not an authority."""
+        authority for this number of days, and write both files, also over the other one. Raises InvalidArgument if
+        files that are there cannot be read, or the key is not the elliptic-curve key of the certificate. The dates of
+        an existing authority are not checked."""
         pem, key_file = folder / f"{name}.pem", folder / f"{name}.key"
         if pem.exists() and key_file.exists():
             return cls(folder, *_load(pem, key_file))
@@ -117,8 +118,8 @@ def _named(common_name: str) -> x509.Name:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """Return the host as an IP address, or else as a DNS name. Raises InvalidArgument if it is neither, as a name with
-    characters beyond ASCII."""
+    """Return the host as an IP address, or else as a DNS name. Any ASCII text counts as a DNS name. Raises
+    InvalidArgument for a name with characters beyond ASCII."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -132,14 +133,15 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write a certificate and its key. Each file is replaced at once, so that a service never reads half of a file."""
+    """Write a key, which only this user can read, and then its certificate. Each file is replaced at once, so that a
+    service never reads half of a file."""
     form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
     _replace(folder / f"{name}.key", key.private_bytes(encoding, form, serialization.NoEncryption()), 0o600)
     _replace(folder / f"{name}.pem", certificate.public_bytes(encoding), 0o644)
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file with these permissions, and put it in the place of `path` in one step."""
+    """Write a new file with these permissions, less the umask, and put it in the place of `path` in one step."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode, exist_ok=False)

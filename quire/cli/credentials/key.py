@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make a key. The key goes to standard error, and its entry to standard output. `quire key --header alice >
-    keys.yaml` makes the file, and `quire key bob >> keys.yaml` adds to it."""
+    """Make a key. The key goes to standard error, and its entry, with the key's SHA-256 instead of the key, to standard
+    output; no file is written. `quire key --header alice > keys.yaml` makes the file, and `quire key bob >> keys.yaml`
+    adds to it. Without --header, standard error also says where the entry belongs. Returns exit code 0."""
     key = f"quire-{secrets.token_urlsafe(32)}"
     entry = [
         *(("keys:",) if args.header else ()),

@@ -56,7 +56,7 @@ class PageWatch:
 
     def _transport(self) -> str:
         """Return the names of the transports by which workers pulled pages since the last call, sorted, with commas
-        between them."""
+        between them. Asks every worker, and keeps the counts for the next call."""
         used = set[str]()
         for name, before in self._seen.items():
             self._seen[name] = now = self._pulled(name)
@@ -70,7 +70,8 @@ class PageWatch:
 
 
 def _page_bytes(scheduler: str) -> int:
-    """Ask a scheduler for the bytes of a page over all KV groups."""
+    """Ask a scheduler for the bytes of a page over all KV groups. Raises grpc.RpcError if it does not answer in
+    time."""
     import grpc
 
     from quire.v1 import scheduler_pb2, scheduler_pb2_grpc

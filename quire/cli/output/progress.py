@@ -28,8 +28,8 @@ class ProgressLines:
 
     def __call__(self, event: events.Event) -> None:
         """Show an event. Progress is shown until the stack is ready: on a terminal all lines are redrawn, elsewhere a
-        member's new phase is printed. Deaths, with fix and log, and restarts are printed at any time. Other events
-        print nothing."""
+        member's new phase is printed, except `starting`. Deaths, with fix and log, and restarts are printed at any
+        time. Other events print nothing."""
         if isinstance(event, events.Ready):
             self._up = True
         elif isinstance(event, events.Restarted):

@@ -55,8 +55,8 @@ def print_error(error: QuireError) -> None:
 
 
 def refuse_rest(rest: Sequence[str], known: Iterable[str]) -> None:
-    """Raise InvalidArgument for arguments that the parser did not know (`rest`), with a guess at what was meant, among
-    the `known` names and the engine's options. Does nothing if there are none."""
+    """Raise InvalidArgument for arguments that the parser did not know (`rest`), naming the first of them, with a guess
+    at what was meant, among the `known` names and the engine's options. Does nothing if there are none."""
     if rest:
         from quire.engine_options import unknown_option
 

@@ -15,8 +15,8 @@ from quire.models import is_conversational
 
 
 def print_welcome(spec: StackSpec, ready: Ready) -> None:
-    """Ask the stack for the name of its model. Then print this name, the addresses of the stack, and a curl command
-    that sends it a request. An API key is not shown."""
+    """Ask the stack for the name of its model. Then print this name (the model's path if no name is known), the
+    addresses of the stack, and a curl command that sends it a request. An API key is not shown."""
     http = ready.http
     key = spec.api_keys[0] if spec.api_keys else None
     name = _served_name(http, key) or spec.model
