@@ -187,7 +187,9 @@ class LLM:
         bar: Bar | None = None,
     ) -> list[RequestOutput]:
         """Complete all prompts, at most 256 at a time, and return the outputs in the order of the prompts. The three
-        sequences have one entry per prompt. Each completed prompt advances the bar, which is closed at the end."""
+        sequences have one entry per prompt. A prompt that is refused as Overloaded is sent again without limit; the
+        first other failure cancels the rest, and is raised as by `_gather`. Each completed prompt advances the bar,
+        which is closed in any case."""
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:

@@ -115,7 +115,8 @@ class LocalStack:
         )
 
     def _take(self, event: events.Event) -> None:
-        """Add a Died event to `deaths`, or keep a Failed event as `failure`; then pass any event on to the caller."""
+        """Add a Died event to `deaths`, or keep the StartFailed error of a Failed event as `failure`; then pass any
+        event on to the caller."""
         if isinstance(event, events.Died):
             self.deaths.append(event)
         if isinstance(event, events.Failed):

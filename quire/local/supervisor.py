@@ -138,9 +138,10 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_children(self, limit_s: float, waves: Iterable[Sequence[str]]) -> tuple[str, ...]:
-        """End all members, wave by wave, so that members end before the members that they call. Each wave gets SIGTERM;
-        after `limit_s` in all, or a second stop request, those that still run are killed. Returns the names of the
-        killed ones, when all have ended; the roster then has no children."""
+        """End the members of all waves, wave by wave, so that members end before the members that they call. Each wave
+        gets SIGTERM; after `limit_s` in all, or a second stop request, those that still run are killed. Each later wave
+        still gets SIGTERM, is killed at once, and is waited for. Returns the names of the killed ones, when all have
+        ended. The roster then has no children: members in no wave are dropped from it, not ended."""
         deadline, killed = time.monotonic() + limit_s, list[str]()
         for wave in waves:
             children = [child for name, child in self._roster.children.items() if name in wave]

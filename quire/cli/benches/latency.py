@@ -14,8 +14,8 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, with vLLM's names and defaults: lengths, batch size, iterations, seed, the result file, and
-    the engine's options."""
+    """Add lengths, batch size, answers per prompt, iterations, warm-up iterations and the result file, with vLLM's
+    names and defaults. Also add `--prompt-seed`, which vLLM does not have, and the engine's options."""
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: %(default)s)")

@@ -66,10 +66,11 @@ _EOS_UNLESS: Final[Mapping[str, tuple[frozenset[str], ...]]] = MappingProxyType(
 
 def eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer, without repeats: those with the roles eos, eot and eom, then
-    control tokens with a known text. Some texts do not count beside certain others.
+    control tokens with a known text. Some texts do not count beside certain others. If the file names no eos token, a
+    `llama` vocabulary has token 2 as one (see `special_token_id`).
 
-    Empty where the file has none of either. Raises ConfigError if a role has an id outside the vocabulary (-1 too), and
-    for damaged token types or tokens.
+    Empty if there is no such default, role or text. Raises ConfigError if a role has an id outside the vocabulary (-1
+    too), and for damaged token types or tokens.
     """
     named = (special_token_id(metadata, role) for role in _EOS_ROLES)
     texts = _control_tokens(metadata)

@@ -38,8 +38,9 @@ class PullWork:
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
         """Return, for each row, the time of a pull of the request's missing pages, from another host and from the same
-        host, including the pulls of this router's other requests to that row. A row without measured rates is estimated
-        by `pull_cost`. The unit is seconds, or prompt tokens if `prefill_rates` (tokens per second) is 0."""
+        host, including the pulls of this router's other requests to that row. A row is `measured` if both its pull rate
+        and its prefill rate (tokens per second) are known; any other is estimated by `pull_cost`. Each row has its own
+        unit: seconds, or prompt tokens where its prefill rate is 0."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)

@@ -126,8 +126,9 @@ class Generation:
         self._delta_queue.call_when_ready(listener)
 
     def take_deltas(self) -> list[Delta]:
-        """Return the new output, perhaps none, without waiting, and lower `running` by the sequences that end. Fetches
-        no bytes of tokens. Raises the QuireError that ended the job, after the last deltas."""
+        """Return the new output, perhaps none, without waiting, and lower `running` by the sequences that end. Call
+        only if `listens`: unlike `next_deltas`, this fetches no bytes of tokens. Raises the QuireError that ended the
+        job, after the last deltas."""
         deltas = self._deltas(self._delta_queue.take_sequences())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error

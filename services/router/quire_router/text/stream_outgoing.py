@@ -287,9 +287,9 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
-    """Add a row with as many of the sequence's next tokens as fit into `room` bytes; the last row carries the finish.
-    No row is added if there is neither a token nor a finish. Tell the sequence how many answers it must expect. Returns
-    the size of the tokens in bytes. Sets `done` when the last token was added."""
+    """Add at most one row, with as many of the sequence's next tokens as fit into `room` bytes; the last row carries
+    the finish. No row is added if there is neither a token nor a finish. Tell the sequence how many answers it must
+    expect. Returns the size of the tokens in bytes. Sets `done` when the last token was added."""
     sequence = opening.sequence
     ids = bytes(sequence.engine.output_ids[opening.sent_bytes : opening.sent_bytes + room // 4 * 4])
     opening.sent_bytes += len(ids)

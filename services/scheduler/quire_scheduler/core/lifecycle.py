@@ -50,8 +50,8 @@ class Lifecycle:
 
     def prefilled(self, request: Request, now: float) -> None:
         """End a prefill-only request that has sampled its token, and give its session a prefilled note. Its pages stay
-        for the engine that pulls them, and their lease begins. If the request had lost its slot, its transfer fails
-        instead."""
+        for the engine that pulls them, and their lease begins. If the request had lost its slot, the session gets the
+        same note and the request ends all the same, but its transfer fails and no lease begins."""
         if request.state is State.STARTED:
             self._replica.transfers.prefilled(request, now)
         self._leave(request, now, None)

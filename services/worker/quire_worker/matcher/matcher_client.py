@@ -288,8 +288,9 @@ class MatcherClient:
     def _send_opens(self) -> None:
         """Send OPEN frames in order, as many as MOST_OPENING_BYTES allow, and one of any size if the process opens no
         other; a sequence with a refused grammar fails. A suspect waits until the process opens no other sequence, and
-        the sequences behind it wait until it is open. Tokens sampled before are sent first, and later ones are kept
-        back meanwhile. Takes the lock."""
+        the sequences behind it wait until its opening has ended. Before the OPEN of a suspect, and only then, the
+        tokens sampled so far are sent; tokens sampled later are kept back until that opening has ended. Takes the
+        lock."""
         while self._to_open and not self._opens_suspect and self._has_room_for(self._to_open[0]):
             constraint = self._to_open[0]
             if self._fail_if_refused(constraint):

@@ -44,7 +44,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The fields of one config.json. A field that is null counts as absent, unless `refuses_null` is set."""
+    """The fields of one config.json. `has` and `section` treat a null as an absent field. The readers of values do so
+    too, unless `flag` is told what null means, or `refuses_null` is set."""
 
     fields: Mapping[str, Any]
     source: str = "config.json"
@@ -65,10 +66,12 @@ class ConfigFile:
         return replace(self, fields={**self.fields, **fields}, source=f"{self.source} with --hf-overrides")
 
     def adapted(self, renamed: Mapping[str, str], defaults: Mapping[str, Any]) -> Self:
-        """Return the same config with fields renamed to the usual names (`renamed`: own name -> usual name), and with
-        defaults for absent fields. If the file has a field under both names, the later value counts, but a null does
-        not replace a value. Readers of the new config refuse nulls whose meaning they do not know. In the new config,
-        no field counts as read yet."""
+        """Return the same config with fields renamed to the usual names (`renamed`: own name -> usual name); errors
+        still show the own names. If the file has a field under both names, the later value counts, but a null does not
+        replace a value. `defaults` (by usual name) fill in only fields that the file lacks. For a field with such a
+        default, a null in the file stays, and readers of values refuse it even where they take null otherwise. For
+        other fields, they refuse nulls whose meaning they do not know. In the new config, no field counts as read
+        yet."""
         fields: dict[str, Any] = {}
         for name, value in self.fields.items():
             usual = renamed.get(name, name)

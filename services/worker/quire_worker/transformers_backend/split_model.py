@@ -49,7 +49,8 @@ class SplitModel:
 
     def replace_modules(self, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
         """Replace the modules of the layers for which `replacement` returns another one. Modules inside of a replaced
-        one are not asked, nor are the layers as a whole. Returns how many were replaced."""
+        one are not asked, nor are the layers as a whole. A module that several places share is asked at most once, and
+        replaced only under its first name. Returns how many were replaced."""
         replaced: list[str] = []
         # By name: a list of the modules would keep the weights of those that were replaced.
         for name in [name for name, _ in self.layers.named_modules() if name]:

@@ -100,7 +100,8 @@ class SharedNixlAgent:
 
 class NixlAgent:
     """One NIXL agent, from its start to its end. `base` is the ring's address. `metadata` is for peers, who can read
-    and write all memory that it registers. Raises DataConnectionError if NIXL is not installed or does not start."""
+    and write the memory that it names: the ring's alone, since it is taken in the constructor. Raises
+    DataConnectionError if NIXL is not installed or does not start."""
 
     def __init__(self, ring: Ring) -> None:
         self._lock = threading.Lock()
@@ -176,8 +177,8 @@ class NixlAgent:
             raise DataConnectionError("nixl", f"a read ended as {state}")
 
     def _new_area(self) -> NDArray[np.uint8]:
-        """Allocate memory for one page, and register it with NIXL, which may write to it; it is kept until `close`. The
-        caller holds the lock."""
+        """Allocate memory for one page, and register it with NIXL, which may write to it; `metadata` does not name it.
+        It is kept until `close`. The caller holds the lock."""
         memory = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         area: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
         self._nixl.register_memory([(area.ctypes.data, len(area), 0, "")], _MEMORY)

@@ -74,8 +74,10 @@ class PeerNixl:
         self._held.close()
 
     def _fetch(self, exchange: Exchange, agent: NixlAgent, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """Ask for the peer's NIXL metadata and its ring's address, then copy pages out of that ring as the peer shows
-        them. Raises DataConnectionError if the answer has no metadata."""
+        """Ask for the peer's NIXL metadata and its ring's address. Then copy the remaining pages out of that ring as
+        the peer shows them, and confirm them; the caller sends DONE. Raises DataConnectionError if the answer has no
+        metadata or a read fails, TransportError for a page that does not match (the link is then closed), and NotFound
+        if the peer refuses."""
         exchange.send(FrameKind.AGENT)
         frame = next_but_alive(exchange, transfer.page_bytes, FrameKind.PLACED)
         told = bytearray(frame.head.length)

@@ -38,8 +38,9 @@ class PeerShm:
         return bool(access.socket)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """Copy all remaining pages out of the peer's ring, then tell the peer that no more are wanted. Raises
-        TransportError, also for a page that does not match, and NotFound if the peer refuses."""
+        """Copy all remaining pages out of the peer's ring, and confirm them by frames, or sooner if copying is slow.
+        Then DONE ends the export. Raises TransportError, also for a page that does not match, and NotFound if the peer
+        refuses."""
         access = transfer.access
         with self._link.exchange(access.socket, access.key) as exchange:
             if sink.received_pages < len(transfer.run):
