@@ -120,10 +120,12 @@ class Rig:
 
     async def is_whole(self) -> bool:
         """Whether every member serves, and the router knows."""
+        if not all(map(self.serves, self.members)):
+            return False
         kinds = map(self.stack.spec.members_of, ("scheduler", "tokenizer"))
         # One alone is known to it by its address.
-        wanted = {member for kind in kinds for member in kind if len(kind) > 1}
-        return all(map(self.serves, self.members)) and wanted <= await self.healthy()
+        wanted = {member if len(kind) > 1 else self.address(member) for kind in kinds for member in kind}
+        return wanted <= await self.healthy()
 
     async def wait_whole(self, limit_s: float = LIMIT_S) -> None:
         """Until the stack is whole."""
