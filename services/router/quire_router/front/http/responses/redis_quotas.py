@@ -31,7 +31,8 @@ _PUT = (
     _FORGET
     + """
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- With a fraction: of two responses in the same ms, the earlier one is the older.
+local now = time[1] * 1000 + time[2] / 1000
 forget(ARGV[1])
 local room, removed = tonumber(ARGV[4]) - #ARGV[2], 0
 while tonumber(redis.call('HGET', KEYS[3], '') or 0) > room do
