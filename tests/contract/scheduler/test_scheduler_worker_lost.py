@@ -68,21 +68,19 @@ async def test_hung_worker_is_given_up() -> None:
         s.worker.answering.set()
 
 
-async def test_worker_that_sends_no_hello_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    async with stack(ready=False, prepare=lambda w: w.greets.clear(), worker_timeout_s=0.3) as s:
-        await s.until(lambda: s.worker.ungreeted >= 2)
-        assert s.core is None and "it took the stream, but sent no hello in 0.9 s" in s.engine.detail
-        assert_logged_silence(caplog, s, "no hello in 0.9 s")
-        s.worker.greets.set()
-        await assert_serves(s)
-
-
-async def test_worker_that_sends_no_loading_progress_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    async with stack(ready=False, prepare=lambda w: w.tells_progress.clear(), worker_timeout_s=0.3) as s:
-        await s.until(lambda: s.worker.untold >= 2)
-        assert s.core is None and "it took the stream, but sent no loading progress in 0.9 s" in s.engine.detail
-        assert_logged_silence(caplog, s, "no loading progress in 0.9 s")
-        s.worker.tells_progress.set()
+@pytest.mark.parametrize(
+    ("event", "count", "first_message"),
+    [("greets", "ungreeted", "hello"), ("tells_progress", "untold", "loading progress")],
+    ids=["hello", "loading progress"],
+)
+async def test_worker_that_sends_no_first_message_is_asked_again(
+    event: str, count: str, first_message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack(ready=False, prepare=lambda w: getattr(w, event).clear(), worker_timeout_s=0.3) as s:
+        await s.until(lambda: getattr(s.worker, count) >= 2)
+        assert s.core is None and f"it took the stream, but sent no {first_message} in 0.9 s" in s.engine.detail
+        assert_logged_silence(caplog, s, f"no {first_message} in 0.9 s")
+        getattr(s.worker, event).set()
         await assert_serves(s)
 
 

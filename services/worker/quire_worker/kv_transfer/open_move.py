@@ -27,22 +27,22 @@ class OpenMove:
     number: int
     submitted_ns: int = field(default_factory=time.perf_counter_ns)
     wanted: deque[int] = field(default_factory=deque)
-    """Of a store or export: pages to be put into the ring."""
+    """Pages that a store or an export has still to put into the ring."""
     offered: int = 0
-    """Of an export: how many pages, from the first on, may be put there; of a store, all may."""
+    """An export may put this many pages into the ring, counted from the first one. A store may put all."""
     in_ring: int = 0
-    """Of a load or pull: pages that have come into the ring, in order; fetched pages that count are included."""
+    """Pages of a load or pull that have come into the ring, in order. Fetched pages that count are included."""
     in_pool: int = 0
-    """Of a load or pull: pages of these that are in the pool."""
+    """Pages of a load or pull that are in the pool. `in_ring` counts them too."""
     copies_in_flight: int = 0
     """Copies of its pages, either way, that have begun and not ended."""
     fetching: int = 0
-    """Of a pull: pages that the device is reading from the peer's memory."""
+    """Pages of a pull that the device is reading from the peer's memory."""
     fetched: int = 0
-    """Of a pull: pages after those of `in_ring` that the device has read; they count once their lease is known to have
+    """Pages of a pull, after those of `in_ring`, that the device has read. They count once their lease is known to have
     held."""
     ended: int | None = None
-    """Nothing more comes of it from the process, and so many pages are whole."""
+    """The number of whole pages, once nothing more of the move comes from the process; None before that."""
     cut: bool = False
     """The scheduler has ended it."""
 
