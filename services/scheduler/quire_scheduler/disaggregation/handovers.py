@@ -81,9 +81,10 @@ class Handovers:
             self._replica.pulls.accept_ticket(request, ticket)
 
     def _go_on(self, request: Request) -> None:
-        """Let the request go on if it has what it waited for. A PULLING request's pull is settled. A parked request
-        with a ticket to pull by returns to the queue. A request that is ASIDE without a ticket returns if it awaits
-        nothing more. In any other state, nothing happens."""
+        """Let the request go on if it has what it waited for. A PULLING request's pull is settled (see `settle_pull`).
+        An ASIDE request with a ticket to pull by returns to the queue if it is parked; one that was set aside waits for
+        room, and stays. An ASIDE request without a ticket returns if it awaits nothing more. In any other state,
+        nothing happens."""
         waiting = self._replica.waiting
         if request.state is State.PULLING:
             self._replica.pulls.settle_pull(request)

@@ -175,7 +175,8 @@ class ShmTransport:
         return self._arena
 
     def _lend(self, exchange: Exchange, fd: int) -> None:
-        """Send the store the ring's descriptor and wait for its answer, once for each connection."""
+        """Send the store the ring's descriptor and wait for its answer. Does nothing if the ring has already been lent
+        over this connection."""
         if self._lent_to is not exchange.connection:
             exchange.send(FrameKind.LEND, fds=[fd])
             exchange.receive_frame(FrameKind.END)
