@@ -6,7 +6,7 @@ Each family's file in `output_parsing/` writes the calls in the family's own for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from quire_tokenizer.grammar.grammar_source import bad_grammar
 from quire_tokenizer.grammar.json_schema import prepare_schema
@@ -54,16 +54,16 @@ def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, w
 
 
 def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
-    """Return the tools that may be called (only `source.tool` if that is named; tools without a name are skipped), each
-    with a prepared schema: the tool's own `parameters` if it has some and the tool is strict or a call is required,
-    otherwise a schema of any object. Adds to `warnings` the parts of schemas that are not enforced. Raises
-    GrammarRefused if there is no tool, or a schema is bad."""
+    """Return the tools that may be called (only `source.tool` if that is named; tools without a name, or whose function
+    is no object, are skipped), each with a prepared schema: the tool's own `parameters` if it has some and the tool is
+    strict or a call is required, otherwise a schema of any object. Adds to `warnings` the parts of schemas that are not
+    enforced. Raises GrammarRefused if there is no tool, or a schema is bad."""
     given = parse_json(source.text, "list of tools")
     found: list[ToolFunction] = []
     for tool in given if isinstance(given, list) else []:
-        function: dict[str, Any] = tool.get("function", tool) if isinstance(tool, dict) else {}
-        name = function.get("name")
-        if not isinstance(name, str) or (source.tool and name != source.tool):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str) or (source.tool and name != source.tool):
             continue
         strict = bool(function.get("strict"))
         schema = (function.get("parameters") if strict or source.required else None) or _ANY_ARGUMENTS

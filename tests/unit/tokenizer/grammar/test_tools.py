@@ -216,7 +216,13 @@ def test_what_is_not_enforced_names_its_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, parser, options", [("[]", "hermes", {}), (tools(), "hermes", {"tool": "unheard"}), (tools(), "", {})]
+    "given, parser, options",
+    [
+        ("[]", "hermes", {}),
+        (tools(), "hermes", {"tool": "unheard"}),
+        (tools(), "", {}),
+        ([{"function": "f"}, {"function": None}, "f"], "hermes", {}),
+    ],
 )
 def test_calls_without_a_tool_or_a_parser_are_refused(given: Any, parser: str, options: dict[str, Any]) -> None:
     text = given if isinstance(given, str) else json.dumps(given)
