@@ -48,6 +48,8 @@ async def test_static_knows_nothing_of_other_services() -> None:
         ("", {}, "Unknown discovery"),
         ("static", {"worker": ["nonsense"]}, "nonsense"),
         ("dns", {"worker": ["worker:port"]}, "worker:port"),
+        ("dns", {"worker": [f"{'w' * 64}.cluster:70"]}, "no DNS name"),
+        ("dns", {"worker": ["worker..cluster:70"]}, "worker..cluster:70"),
         ("redis://host:99999/0", {}, "bad port"),
         ("redis://host:1/0?ttl_s=x", {}, "ttl_s"),
         ("redis:///0", {}, "discovery"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quire_common.config import split_address
 from quire_common.discovery.closing import Closing
 from quire_common.discovery.endpoint import Endpoint
+from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
@@ -19,13 +20,11 @@ POLL_S = 5.0
 
 
 class DnsDiscovery:
-    """Entries are `name:port`. Resolves them again every `poll_s`; a name that fails keeps its last addresses."""
+    """Entries are `name:port`. Resolves them again every `poll_s`; a name that fails keeps its last addresses. Raises
+    ConfigError for an entry of another form."""
 
     def __init__(self, names: Mapping[str, Sequence[str]], poll_s: float = POLL_S) -> None:
-        self._names = {
-            service: [split_address(entry, f"an address of a {service}") for entry in entries]
-            for service, entries in names.items()
-        }
+        self._names = {service: [_parse(service, entry) for entry in entries] for service, entries in names.items()}
         self._poll_s = poll_s
         self._closing = Closing()
 
@@ -55,6 +54,21 @@ class DnsDiscovery:
     async def close(self) -> None:
         """End the watchers."""
         self._closing.set()
+
+
+def _parse(service: str, entry: str) -> tuple[str, int]:
+    """Split an entry into name and port. Raises ConfigError for an entry of another form, and for a name that no
+    resolver takes, such as one with an empty label or one of more than 63 characters."""
+    host, port = split_address(entry, f"an address of a {service}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(
+            "BAD_ADDRESS",
+            f"The host in {entry!r}, an address of a {service}, is no DNS name: {error}.",
+            "Write a name whose labels between dots have 1 to 63 characters.",
+        ) from None
+    return host, port
 
 
 async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
