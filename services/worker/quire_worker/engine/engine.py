@@ -69,7 +69,7 @@ class Engine:
             self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
         )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
-        self._builder = StepBuilder(self.residents.table, may_draft=spec.has_drafts)
+        self._builder = StepBuilder(self.residents.table)
         self._in_flight: deque[InFlightStep] = deque()
         self._outcomes: deque[StepOutcome] = deque()
         self._launched = 0
@@ -248,7 +248,7 @@ class Engine:
         without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
         table = self.residents.table
         most_drafts = None
-        if self.spec.has_drafts:
+        if table.may_draft():
             most_drafts = table.most_drafts * (table.known_len >= table.min_len)
             if self._launched % _DRAFT_RETRY_STEPS:
                 most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0

@@ -99,6 +99,7 @@ class SlotTable:
         """Changes with every start and end. Values derived from the fixed columns hold until then."""
         self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
+        self._may_draft: bool | None = None
         self._scalars = [
             column
             for name, column in vars(self).items()
@@ -121,6 +122,12 @@ class SlotTable:
             held = np.flatnonzero(self.state)
             self._by_key = held[np.argsort(self.order_key[held], kind="stable")]
         return self._by_key
+
+    def may_draft(self) -> bool:
+        """Whether any slot may have drafts."""
+        if self._may_draft is None:
+            self._may_draft = bool(self.most_drafts.any())
+        return self._may_draft
 
     def pages(self, slot: int) -> Int32:
         """The slot's page table, as a view."""
@@ -219,4 +226,4 @@ class SlotTable:
     def _changed(self) -> None:
         """Invalidate what was derived from the columns before."""
         self.version += 1
-        self._by_key = None
+        self._by_key = self._may_draft = None

@@ -42,11 +42,6 @@ class EngineSpec:
     """Memory in which the matcher leaves masks, for devices that read them. None: no sequence has a grammar."""
 
     @cached_property
-    def has_drafts(self) -> bool:
-        """Whether a row may have drafts."""
-        return max(self.max_row_tokens, self.max_constrained_row_tokens) > 1
-
-    @cached_property
     def num_slots(self) -> int:
         """Number of slots: the configured number, or else 2.5 for each sequence that decodes in a step."""
         return self.slots or math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)

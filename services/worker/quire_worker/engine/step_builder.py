@@ -31,9 +31,8 @@ class StepBuilder:
     slots run. So steady decode costs the same few operations at any number of rows. Kept arrays are shared between
     batches."""
 
-    def __init__(self, table: SlotTable, *, may_draft: bool = False) -> None:
+    def __init__(self, table: SlotTable) -> None:
         self._table = table
-        self._may_draft = may_draft
         self._fixed: _Fixed | None = None
 
     def build(self, schedule: StepSchedule) -> StepBatch:
@@ -45,7 +44,7 @@ class StepBuilder:
         fixed = self._gather(slots)
         position = table.computed[slots]
         end = position + count
-        rows = int(count[:decodes].sum()) if self._may_draft else decodes
+        rows = schedule.num_decode_tokens
         table.show_pages(slots, position, end, decodes if rows == decodes else 0)
         if decodes == len(slots):
             token, sample, fed = np.zeros(rows, np.int64), fixed.everyone, fixed.everyone

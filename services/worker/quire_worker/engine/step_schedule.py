@@ -61,6 +61,8 @@ class StepSchedule:
     slot: Int32
     count: Int32
     decodes: int
+    num_decode_tokens: int
+    """The positions of the decode rows together: `decodes`, and all drafts."""
 
 
 def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
@@ -77,18 +79,20 @@ def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSche
         left = min(left, budget.prefill_tokens_beside_decoders)
     candidates = np.flatnonzero(able & ~view.decoding)
     slots, counts = _prefill_chunks(view, candidates, budget, left) if len(candidates) else (_NO_SLOTS, _NO_SLOTS)
-    rows = np.ones(len(decode), np.int32)
+    rows, num_decode_tokens = np.ones(len(decode), np.int32), len(decode)
     if view.most_drafts is not None and len(decode):
         left = budget.tokens_per_step - len(decode) - int(counts.sum())
         drafts = np.minimum(view.most_drafts[decode], most[decode] - view.computed[decode] - 1)
         if sharing := np.count_nonzero(drafts):
             rows += np.minimum(drafts, left // sharing)
+            num_decode_tokens = int(rows.sum())
     if not len(candidates):
-        return StepSchedule(decode.astype(np.int32), rows, len(decode))
+        return StepSchedule(decode.astype(np.int32), rows, len(decode), num_decode_tokens)
     return StepSchedule(
         slot=np.concatenate([decode, slots]).astype(np.int32),
         count=np.concatenate([rows, counts]),
         decodes=len(decode),
+        num_decode_tokens=num_decode_tokens,
     )
 
 

@@ -41,6 +41,7 @@ def view(
 
 
 def pairs(choice: StepSchedule) -> list[tuple[int, int]]:
+    assert choice.num_decode_tokens == choice.count[: choice.decodes].sum()
     return list(zip(choice.slot.tolist(), choice.count.tolist(), strict=True))
 
 
