@@ -49,6 +49,13 @@ class Bucket:
         """Set the level to that of the shared bucket, but to one minute's allowance at most."""
         self.level, self.at_s = min(float(self.per_minute), level), now_s
 
+    def resize(self, per_minute: int, now_s: float) -> None:
+        """Change the limit. The level stays, but it is one minute's allowance at most, and is this if there was no
+        limit."""
+        level = self.now(now_s)
+        self.per_minute = per_minute
+        self.set(level, now_s)
+
 
 class TenantBuckets:
     """The two buckets of a tenant: one for requests, one for tokens."""
@@ -80,3 +87,8 @@ class TenantBuckets:
         """Set the levels to those of the shared buckets."""
         self.requests.set(levels.requests, now_s)
         self.tokens.set(levels.tokens, now_s)
+
+    def resize(self, limits: KeyLimits, now_s: float) -> None:
+        """Change the limits of both buckets."""
+        self.requests.resize(limits.requests_per_minute, now_s)
+        self.tokens.resize(limits.tokens_per_minute, now_s)

@@ -70,9 +70,9 @@ class RateLimits:
         buckets decide.
         """
         limits = principal.limits
+        buckets = self._buckets(principal)
         if not limits.per_minute:
             return UNLIMITED
-        buckets = self._buckets(principal)
         admitted = None
         if self._shared is not None and not self._backoff.left_s:
             try:
@@ -116,15 +116,19 @@ class RateLimits:
             await self._shared.close()
 
     def _buckets(self, principal: Principal) -> TenantBuckets:
-        """Return the tenant's local buckets. At its first request, make them full; they keep the limits of that
-        request's key."""
-        known = self._tenants.get(principal.tenant)
-        if known is None:
-            known = self._tenants[principal.tenant] = (
-                principal.limits,
-                TenantBuckets(principal.limits, time.monotonic()),
-            )
-        return known[1]
+        """Return the tenant's local buckets, with the limits of this key. At the tenant's first request, make them
+        full. If the key file has changed the limits, the buckets keep their levels."""
+        limits = principal.limits
+        known, buckets = self._tenants.get(principal.tenant, (None, None))
+        if buckets is not None and known == limits:
+            return buckets
+        now_s = time.monotonic()
+        if buckets is None:
+            buckets = TenantBuckets(limits, now_s)
+        else:
+            buckets.resize(limits, now_s)
+        self._tenants[principal.tenant] = limits, buckets
+        return buckets
 
     async def _collect(self) -> None:
         """Send all charges to Redis, with one call per tenant, until none is left; set the local levels from each

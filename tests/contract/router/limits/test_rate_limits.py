@@ -107,6 +107,40 @@ async def test_a_level_that_redis_rounds_up_refuses_by_the_limit_that_there_is(m
         await RateLimits(shared).admit(principal(requests=600))
 
 
+@pytest.mark.parametrize("before", [principal(requests=2), principal(requests=6000, tokens=6000), principal()])
+async def test_changed_limits_of_a_key_hold_from_its_next_request(before: Principal) -> None:
+    limits, after = RateLimits(), principal(requests=3, tokens=60)
+    for _ in range(2):
+        await limits.admit(before)
+    with pytest.raises(RateLimited, match="3 requests per minute"):
+        for _ in range(4):
+            assert (await limits.admit(after)).tokens <= 60
+    limits.charge(after.tenant, 90)
+    with pytest.raises(RateLimited, match="60 tokens per minute"):
+        await limits.admit(principal(tokens=60))
+
+
+async def test_a_key_that_had_no_limit_for_a_while_owes_nothing_of_this_time() -> None:
+    limits, limited = RateLimits(), principal(tokens=60)
+    await limits.admit(limited)
+    limits.charge(limited.tenant, 90)
+    await limits.admit(principal())
+    limits.charge(limited.tenant, 1_000_000)
+    assert (await limits.admit(limited)).tokens == 60
+
+
+async def test_a_charge_after_a_change_of_limits_reaches_redis(redis_server: RedisServer) -> None:
+    limits = RateLimits(SharedBuckets(redis_server.url))
+    await limits.admit(principal(requests=600))
+    await limits.admit(principal(tokens=60))
+    limits.charge("t", 90)
+    await limits.close()
+    other = RateLimits(SharedBuckets(redis_server.url))
+    with pytest.raises(RateLimited, match="60 tokens per minute"):
+        await other.admit(principal(tokens=60))
+    await other.close()
+
+
 async def hammer(limits: RateLimits, who: Principal, until_s: float, tokens: int = 0) -> tuple[int, int]:
     """How many were admitted, and refused."""
     admitted = refusals = 0
