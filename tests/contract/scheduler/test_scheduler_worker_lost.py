@@ -84,6 +84,15 @@ async def test_worker_that_sends_no_first_message_is_asked_again(
         await assert_serves(s)
 
 
+async def test_worker_whose_first_frame_is_no_hello_is_asked_again() -> None:
+    """Although the worker keeps the stream open."""
+    async with stack(ready=False, prepare=lambda w: setattr(w, "misgreets", True)) as s:
+        await s.until(lambda: s.worker.misgreeted >= 2)
+        assert s.core is None and "it sent no hello" in s.engine.detail
+        s.worker.misgreets = False
+        await assert_serves(s)
+
+
 async def test_load_that_is_silent_between_two_messages_goes_on() -> None:
     """A shard of weights may take longer than a step."""
     async with stack(ready=False, prepare=lambda w: w.may_load.clear(), worker_timeout_s=0.1) as s:

@@ -44,6 +44,10 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.greets.set()
         # Streams that waited for `greets`, and have ended.
         self.ungreeted = 0
+        # True: the first frame of a stream is no hello, and the stream stays open.
+        self.misgreets = False
+        # Streams that began so.
+        self.misgreeted = 0
         self.draining = False
         # Frames to be sent as they are.
         self.extra: list[Report] = []
@@ -109,6 +113,10 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
                 await self.greets.wait()
             finally:
                 self.ungreeted += 1
+        if self.misgreets:
+            self.misgreeted += 1
+            yield worker_pb2.Report(heartbeat=True)
+            await asyncio.Event().wait()
         self.greeting = first.hello
         self.runs += 1
         self._last = None

@@ -197,12 +197,14 @@ class WorkerLink:
             raise lost from None
 
     async def _read_hello(self, call: Any) -> WorkerHello:
-        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes (once the stream has
-        ended), if the stream ends without an error, if the hello has another protocol version, or if the worker sends
-        nothing in time; the last is logged. Raises grpc.RpcError if the stream ends by an error."""
+        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends
+        without an error, if the hello has another protocol version, or if the worker sends nothing in time; the last is
+        logged. Raises grpc.RpcError if the stream ends by an error."""
         first = await self._read_first(call, "hello")
+        if first is grpc.aio.EOF and await call.code() is not grpc.StatusCode.OK:
+            raise await _failure(call)
         if first is grpc.aio.EOF or not first.HasField("hello"):
-            raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
+            raise _lost("it sent no hello")
         return worker_hello_from_pb(first.hello)
 
     def _send_grants(self) -> None:
