@@ -25,7 +25,6 @@ class CallGate(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self.check: Check | None = None
-        self._refusing: dict[str, Handler] = {}
 
     def guard(self, check: Check) -> None:
         """From now on calls are checked."""
@@ -36,32 +35,27 @@ class CallGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's own handler or, if the check refuses the call, one that refuses it and reads nothing:
-        it runs the check a second time, to raise the refusal. Returns None for an unknown method, unchecked. An
-        exception of the check that is no QuireError passes through."""
+        """Return the method's own handler or, if the check refuses the call, one that raises the refusal and reads
+        nothing. Returns None for an unknown method, unchecked. An exception of the check that is no QuireError passes
+        through."""
         handler = await continuation(handler_call_details)
         if handler is None or self.check is None:
             return handler
-        path = handler_call_details.method
         try:
-            self.check(path, _texts(handler_call_details.invocation_metadata))
-        except QuireError:
-            return self._refuse(path)
+            self.check(handler_call_details.method, _texts(handler_call_details.invocation_metadata))
+        except QuireError as error:
+            return _refusing(error)
         return handler
 
-    def _refuse(self, path: str) -> Handler:
-        """Return the handler that refuses calls of this method: it calls the check again, which raises the refusal; if
-        the check passes now, the call ends without a response. It is made once per method. It is a stream handler that
-        reads no request, because gRPC itself would read the message of a call with one request."""
-        refusing = self._refusing.get(path)
-        if refusing is None:
 
-            async def refuse(_requests: object, context: Any) -> None:
-                if self.check is not None:
-                    self.check(path, _texts(context.invocation_metadata()))
+def _refusing(refusal: QuireError) -> Handler:
+    """Return the handler that raises the refusal. It is a stream handler that reads no request, because gRPC itself
+    would read the message of a call with one request."""
 
-            refusing = self._refusing[path] = grpc.stream_stream_rpc_method_handler(refuse)
-        return refusing
+    async def refuse(_requests: object, _context: object) -> None:
+        raise refusal
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _texts(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
