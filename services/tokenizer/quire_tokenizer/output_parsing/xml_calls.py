@@ -258,7 +258,7 @@ class XmlToolParser:
     def _end_section(self) -> None:
         """End the section. A call without an end marker ends here; a call without a name is content (see
         `_give_up`)."""
-        if self.parse_text == self._in_name and not self._format.name:
+        if self.parse_text == self._in_name and not self._format.name and self._held:
             self._begin_call()
         if self._name:
             self._end_call()

@@ -239,6 +239,9 @@ def test_white_space_before_a_name_does_not_depend_on_pieces(space: str) -> None
         ("pythonic", "[1, 2, 3]"),
         ("pythonic", "[find(1)]"),
         ("deepseek_v31", "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>"),
+        ("glm45", "<tool_call></tool_call>"),
+        ("glm45", "See <tool_call>\n</tool_call> there"),
+        ("qwen3_coder", "<tool_call>\n</tool_call>"),
     ],
 )
 def test_what_is_no_call_stays_content(name: str, written: str) -> None:
