@@ -150,15 +150,16 @@ class ConfigFile:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Read a list of strings; empty if absent or null. Raises ConfigError for any other value."""
+        """Read a list of strings; empty if absent, or if null (except in `defaulted` fields). Raises ConfigError for
+        any other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.bad(name, "a list of strings")
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Read a list of integers from 0 to the largest int32; empty if absent or null. Raises ConfigError for any
-        other value."""
+        """Read a list of integers from 0 to the largest int32; empty if absent, or if null (except in `defaulted`
+        fields). Raises ConfigError for any other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in value
@@ -167,7 +168,8 @@ class ConfigFile:
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Read a list of finite numbers above 0; empty if absent or null. Raises ConfigError for any other value."""
+        """Read a list of finite numbers above 0; empty if absent, or if null (except in `defaulted` fields). Raises
+        ConfigError for any other value."""
         value = self._value(name, [], True)
         if not isinstance(value, list) or not all(
             isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
@@ -177,8 +179,8 @@ class ConfigFile:
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Read a token id or a list of token ids as a tuple; empty if absent or null. The ids may be outside the
-        vocabulary. Raises ConfigError for any other value."""
+        """Read a token id or a list of token ids as a tuple; empty if absent, or if null (except in `defaulted`
+        fields). The ids may be outside the vocabulary. Raises ConfigError for any other value."""
         value = self._value(name, [], True)
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_I32 for item in items):
