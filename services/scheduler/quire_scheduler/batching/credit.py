@@ -101,8 +101,7 @@ class Credit:
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
         if max(self._most_row_tokens, self._most_constrained_row_tokens) > 1 and len(report.count):
-            # The usual case, made fast: each row has one token.
-            self._row_tokens.add(int(report.count.max()) if len(report.token) > len(report.count) else 1)
+            self._row_tokens.add(int(report.count.max()))
         if steps := report.steps:
             keep = max(0.0, 1.0 - steps / _RATE_STEPS)
             self._finishes = self._finishes * keep + np.count_nonzero(report.finish)
