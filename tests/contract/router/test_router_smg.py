@@ -126,6 +126,20 @@ async def test_abort_ends_all_running_choices() -> None:
         assert rig.router.admission.inside == 0
 
 
+async def test_abort_of_a_request_that_is_being_tokenized_ends_it() -> None:
+    async with facade() as (rig, stub):
+        rig.scheduler.gate.clear()
+        rig.tokenizer.hold_encode = asyncio.Event()
+        params = vb.SamplingParams(max_tokens=5, temperature=0)
+        call = stub.Generate(vb.GenerateRequest(request_id="r1", text="abc", sampling_params=params, stream=True))
+        await until(lambda: bool(rig.tokenizer.encode_contexts))
+        await stub.Abort(vb.AbortRequest(request_ids=["r1"]))
+        rig.tokenizer.hold_encode.set()
+        async with asyncio.timeout(30):
+            assert [answer.complete.finish_reason async for answer in call] == ["abort"]
+        await until(lambda: rig.router.admission.inside == 0 and nothing_left(rig))
+
+
 async def test_requests_with_too_many_entries_fail_alone() -> None:
     async with facade(PagedScheduler(max_model_len=100)) as (rig, stub):
         rig.scheduler.gate.clear()

@@ -52,23 +52,43 @@ def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
     return str(vb.DESCRIPTOR.services_by_name["VllmEngine"].full_name)
 
 
+class _Abortable:
+    """A Generate call, as `Abort` finds it."""
+
+    def __init__(self) -> None:
+        self._generation: Generation | None = None
+        self._aborted = False
+
+    def begin(self, generation: Generation) -> None:
+        """Set the generation of the call, and abort it if the call was aborted before."""
+        self._generation = generation
+        if self._aborted:
+            self.abort()
+
+    def abort(self) -> None:
+        """Abort the generation, or note that it is to be aborted as soon as it begins."""
+        self._aborted = True
+        if self._generation is not None:
+            self._generation.cancel(Aborted(_ABORTED, "The request was aborted.", "Send it again."))
+
+
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
     """The VllmEngine service in front of one scheduler."""
 
     def __init__(self, parts: SmgParts) -> None:
         self._parts = parts
-        self._running: dict[tuple[str, str], list[Generation]] = {}
+        self._running: dict[tuple[str, str], list[_Abortable]] = {}
         self._began, self._received = time.monotonic(), 0.0
         self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
         """Authenticate the caller, apply the key's rate limit, run the request on the first model that the key may use,
         and yield its responses, as a stream or as one for each choice. A missing or unusable request id is replaced by
-        a random one. Once the sequences are submitted, `Abort` finds the request by tenant and id, and ends it without
-        an error. The request of a client that reads nothing for `client_stall_s` ends with CLIENT_STALLED. The request
-        ends after `request_timeout_s` or at the call's deadline, whichever comes first; when the call ends, its
-        sequences end too. The time of arrival becomes the service's last one. Raises the QuireError of each step:
-        authentication, rate limit, parsing, admission, generation."""
+        a random one. Once the request is parsed, `Abort` finds it by tenant and id, and ends it without an error. The
+        request of a client that reads nothing for `client_stall_s` ends with CLIENT_STALLED. The request ends after
+        `request_timeout_s` or at the call's deadline, whichever comes first; when the call ends, its sequences end too.
+        The time of arrival becomes the service's last one. Raises the QuireError of each step: authentication, rate
+        limit, parsing, admission, generation."""
         arrived_ns, self._received = time.monotonic_ns(), time.time()
         principal = self._authenticate(context)
         await self._parts.rates.admit(principal)
@@ -88,26 +108,26 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             tracestate=str(trace.get("tracestate", "")),
             timeout_s=min((s for s in limits_s if s > 0), default=0.0),
         )
-        generation = await self._parts.pipeline.generate(job, caller, arrived_ns)
         with (
-            contextlib.closing(generation),
-            self._abortable(principal.tenant, request_id, generation),
+            self._abortable(principal.tenant, request_id) as abortable,
+            contextlib.closing(await self._parts.pipeline.generate(job, caller, arrived_ns)) as generation,
             contextlib.closing(
                 ClientWatch(self._parts.watchdog, generation, self._parts.config.client_stall_s)
             ) as client,
         ):
+            abortable.begin(generation)
             async for response in _responses(generation, stream=request.stream):
                 client.sends()
                 yield response
                 client.sent()
 
     async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
-        """Cancel the running requests of the caller's tenant that have these ids; other ids are ignored, also those of
-        requests whose prompts are still being tokenized. Raises InvalidArgument for too many ids."""
+        """Cancel the requests of the caller's tenant that have these ids; other ids are ignored. A request whose prompt
+        is still being tokenized ends when it has been submitted. Raises InvalidArgument for too many ids."""
         principal = self._authenticate(context)
         for request_id in aborted_ids(request):
-            for generation in self._running.get((principal.tenant, request_id), ()):
-                generation.cancel(Aborted(_ABORTED, "The request was aborted.", "Send it again."))
+            for abortable in self._running.get((principal.tenant, request_id), ()):
+                abortable.abort()
         return vb.AbortResponse()
 
     async def HealthCheck(self, request: vb.HealthCheckRequest, context: Any) -> vb.HealthCheckResponse:
@@ -260,14 +280,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
 
     @contextlib.contextmanager
-    def _abortable(self, tenant: str, request_id: str, generation: Generation) -> Iterator[None]:
-        """Let `Abort` find the generation while the `with` block lasts."""
-        running = self._running.setdefault((tenant, request_id), [])
-        running.append(generation)
+    def _abortable(self, tenant: str, request_id: str) -> Iterator[_Abortable]:
+        """Let `Abort` find the call while the `with` block lasts."""
+        running, abortable = self._running.setdefault((tenant, request_id), []), _Abortable()
+        running.append(abortable)
         try:
-            yield
+            yield abortable
         finally:
-            running.remove(generation)
+            running.remove(abortable)
             if not running:
                 self._running.pop((tenant, request_id), None)
 
