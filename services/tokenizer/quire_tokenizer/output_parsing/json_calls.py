@@ -336,6 +336,8 @@ class JsonToolParser:
             self._header += marker
         elif self._body is not None and self._call is not None:
             self._in_body(marker, is_marker=True)
+        elif self._body is not None and self._header is None:
+            self._end_calls(marker)
         else:
             self._content.write(marker)
 
@@ -422,13 +424,18 @@ class JsonToolParser:
             self._header = ""
             return self._in_header(text, at)
         elif at < len(text):
-            self._end_body()
-            if body.strip(_SEPARATORS):
-                self._writer.note_no_call()
-            self._content.write(body + text[start:])
+            self._end_calls(text[start:])
         else:
             self._body = body + text[start:]
         return at
+
+    def _end_calls(self, text: str) -> None:
+        """Take text that begins no call as content, with what came before; a marker there makes it NO_CALL_FOUND."""
+        body = self._body or ""
+        self._end_body()
+        if body.strip(_SEPARATORS):
+            self._writer.note_no_call()
+        self._content.write(body + text)
 
     def _in_header(self, text: str, at: int) -> int:
         """Read a call's name, up to the brace of its arguments. Text without a name, or longer than MAX_NAME_CHARS, is
@@ -445,10 +452,8 @@ class JsonToolParser:
             self._header = None
             self._call = JsonCall.of_arguments(self._writer, name)
             return end
-        self._writer.note_no_call()
-        rest, self._header = f"{self._body}{header}{text[end:]}", None
-        self._end_body()
-        self._content.write(rest)
+        self._header = None
+        self._end_calls(header + text[end:])
         return len(text)
 
     def _parse_held(self) -> bool:

@@ -159,6 +159,12 @@ def test_an_object_with_a_marker_that_is_no_call_is_content(value: str) -> None:
         assert summary(parse(tool_parsers("llama3_json"), pieces)) == (written, [])
 
 
+def test_text_after_a_stray_marker_between_calls_is_content() -> None:
+    written = "[TOOL_CALLS]find{}[ARGS]["
+    for pieces in (written, [written], [written[:-1], "["]):
+        assert summary(parse(tool_parsers("mistral"), pieces)) == ("[ARGS][", [("find", {})])
+
+
 def _as_xml(value: object) -> object:
     """Values that these families can write: strings without their tags, and without a line break at either end."""
     if isinstance(value, str):
@@ -239,6 +245,7 @@ def test_white_space_before_a_name_does_not_depend_on_pieces(space: str) -> None
         ("pythonic", "[1, 2, 3]"),
         ("pythonic", "[find(1)]"),
         ("deepseek_v31", "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>"),
+        ("mistral", "[TOOL_CALLS][ARGS]{}"),
         ("glm45", "<tool_call></tool_call>"),
         ("glm45", "See <tool_call>\n</tool_call> there"),
         ("qwen3_coder", "<tool_call>\n</tool_call>"),
