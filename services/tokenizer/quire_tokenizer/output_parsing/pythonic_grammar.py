@@ -8,44 +8,53 @@ grammar checks the types of items and properties.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, ToolFunction, WantedCalls
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, WantedCalls
 
 _MAX_LEVELS: Final = 16
 _QUOTED: Final = r"{0}([^{0}\\\x00-\x1f\x7f]|\\[{0}\\nrt])*{0}"
 _STRING: Final = f"/{_QUOTED.format(chr(34))}|{_QUOTED.format(chr(39))}/"
 _CONSTANTS: Final = {"boolean": '("True" | "False")', "null": '"None"'}
-_TYPES: Final = ("string", "integer", "number", *_CONSTANTS)
+_TYPES: Final = ("string", "integer", "number", *_CONSTANTS, "array", "object")
 _OF_TEXTS: Final = frozenset({"pattern", "minLength", "maxLength", "format"})
 # The escapes of JSON that mean the same in Python.
 _ESCAPES: Final = 'nrtbf\\"'
 
 
+class _Root(NamedTuple):
+    """The schema of a tool's parameters, and the expressions that are written once for each level of nesting: those of
+    any value, which all tools share, under '', and those of references under the tool's name and the path."""
+
+    tool: str
+    schema: dict[str, Any]
+    known: dict[tuple[str, int], str]
+
+
 def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
     """Write the grammar of a list of calls in brackets; it has one call unless several are wanted. No marker comes
     before it."""
-    calls = list_of(
-        writer, any_of(writer, [_call(writer, tool) for tool in wanted.tools]), ", ", parallel=wanted.parallel
-    )
+    known: dict[tuple[str, int], str] = {}
+    call = any_of(writer, [_call(writer, _Root(tool.name, tool.parameters, known)) for tool in wanted.tools])
+    calls = list_of(writer, call, ", ", parallel=wanted.parallel)
     return CallGrammar("", f"{writer.literal('[')} {calls} {writer.literal(']')}")
 
 
-def _call(writer: GrammarWriter, tool: ToolFunction) -> str:
+def _call(writer: GrammarWriter, root: _Root) -> str:
     """Return the expression of a call with keyword arguments in the order of the schema. Those that are not required
     may be left out."""
-    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
+    properties, required = root.schema.get("properties"), root.schema.get("required")
     needed = set(required) if isinstance(required, list) else set()
     arguments = [
-        (f"{writer.literal(f'{key}=')} {_value(writer, schema, tool.parameters, 0)}", key in needed)
+        (f"{writer.literal(f'{key}=')} {_value(writer, schema, root, 0)}", key in needed)
         for key, schema in (properties.items() if isinstance(properties, dict) else ())
     ]
-    return f"{writer.literal(f'{tool.name}(')} {_sequence(writer, arguments)} {writer.literal(')')}"
+    return f"{writer.literal(f'{root.tool}(')} {_sequence(writer, arguments)} {writer.literal(')')}"
 
 
 def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
@@ -67,13 +76,22 @@ def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:
     return writer.add_rule("arguments", " | ".join(heads)) + ("?" if empty else "")
 
 
-def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int) -> str:
+def _value(writer: GrammarWriter, schema: Any, root: _Root, level: int) -> str:
     """Return the expression of a Python literal that follows a schema, as far as this grammar supports it. The first of
     these that the schema has decides: a reference, const, enum, anyOf, oneOf, types. A schema without any of them
-    allows a string, a number, a boolean or None, but no list or object. From _MAX_LEVELS on, anyOf and oneOf are
-    ignored, and lists and objects are empty. `root` is the whole schema, in which references are looked up, and `level`
-    the depth of nesting."""
-    schema = _resolved(schema, root)
+    allows any literal. From _MAX_LEVELS on, anyOf and oneOf are ignored, and lists and objects are empty. `root` is the
+    whole schema, in which references are looked up, and `level` the depth of nesting."""
+    path = schema.get("$ref") if isinstance(schema, dict) and schema else ""
+    if not isinstance(path, str):
+        return _literal_of(writer, schema, root, level)
+    key = f"{root.tool} {path}" if path else "", level
+    if key not in root.known:
+        root.known[key] = _literal_of(writer, _resolved(schema, root.schema), root, level)
+    return root.known[key]
+
+
+def _literal_of(writer: GrammarWriter, schema: dict[str, Any], root: _Root, level: int) -> str:
+    """Write the expression of a schema that is no reference; see `_value`."""
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:
         values = [schema["const"]]
@@ -90,13 +108,13 @@ def _value(writer: GrammarWriter, schema: Any, root: dict[str, Any], level: int)
     return any_of(writer, [_typed(writer, str(each), schema, root, level) for each in types])
 
 
-def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: dict[str, Any], level: int) -> str:
+def _typed(writer: GrammarWriter, kind: str, schema: dict[str, Any], root: _Root, level: int) -> str:
     """Return the expression of a literal of one type. Numbers, and strings with a pattern, length or format, are JSON
     of their schema. Lists and objects check their items and properties; at _MAX_LEVELS they are empty. An object whose
-    schema has no properties may have any, with values that are not lists or objects; the same holds for items of a list
-    without `items`. Other strings, and unknown types, are any text in quotes."""
+    schema has no properties may have any, and a list without `items` any items. Other strings, and unknown types, are
+    any text in quotes."""
     if kind in ("integer", "number") or (kind == "string" and _OF_TEXTS & schema.keys()):
-        alone = part_of(root, {**schema, "type": kind})
+        alone = part_of(root.schema, {**schema, "type": kind})
         return writer.add_schema(
             {**alone, "x-guidance": {**alone.get("x-guidance", {}), "json_allowed_escapes": _ESCAPES}}
         )

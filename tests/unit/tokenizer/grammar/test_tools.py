@@ -228,3 +228,26 @@ def test_calls_without_a_tool_or_a_parser_are_refused(given: Any, parser: str, o
     text = given if isinstance(given, str) else json.dumps(given)
     with pytest.raises(GrammarRefused, match="tool"):
         compiled(source(TOOLS, text, **options), form_of(parser))
+
+
+def pythonic_calls(parameters: dict[str, Any]) -> str:
+    function = {"name": "f", "parameters": {"type": "object", **parameters}}
+    return compiled(source(TOOLS, [{"function": function}], required=True), form_of("pythonic"))[0]
+
+
+@pytest.mark.parametrize("value", ["1", "'x'", "None", "[]", "[1, 'x', [True]]", "{}", "{'a': {'b': [1]}}"])
+def test_a_python_argument_without_a_type_is_any_literal(value: str) -> None:
+    text = pythonic_calls({"properties": {"a": {}, "b": {"type": "array"}}, "required": ["a"]})
+    assert allows(text, f"[f(a={value})]", form_of("pythonic"))
+    assert allows(text, f"[f(a=1, b=[{value}])]", form_of("pythonic"))
+    assert not allows(text, f"[f(a={value}, b=1)]", form_of("pythonic"))
+
+
+def test_a_python_argument_may_be_a_tree() -> None:
+    """Its schema refers to itself twice, at each of many levels."""
+    child = {"$ref": "#/$defs/node"}
+    node = {"type": "object", "properties": {"left": child, "right": child, "n": {"type": "integer"}}}
+    text = pythonic_calls({"properties": {"tree": child}, "required": ["tree"], "$defs": {"node": node}})
+    tree = "{'left': {'right': {'n': 1}}, 'right': {'n': 2}}"
+    assert allows(text, f"[f(tree={tree})]", form_of("pythonic"))
+    assert not allows(text, f"[f(tree={tree.replace('2', 'True')})]", form_of("pythonic"))
