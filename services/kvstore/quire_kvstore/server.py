@@ -103,8 +103,11 @@ class KvstoreService:
 
     def _sweep(self) -> None:
         """Until `close`, every `sweep_s`: end expired leases, cancel streams whose time is over, and update the
-        metrics. An exception ends the thread."""
+        metrics. An exception is logged, and the thread goes on."""
         while not self._stopping.wait(self._config.sweep_s):
-            self.store.sweep()
-            self._stream_limiter.sweep()
-            self._metrics.update(self.store.stats())
+            try:
+                self.store.sweep()
+                self._stream_limiter.sweep()
+                self._metrics.update(self.store.stats())
+            except Exception:
+                log.exception("a sweep failed")

@@ -1,12 +1,15 @@
-"""Leases: lives, ends and bounds."""
+"""Leases: lives, ends and bounds, and the thread that looks for their ends."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 
 from quire_common.errors import NotFound, Overloaded
 from quire_kvstore.leases import LeaseTable
-from tests.unit.kvstore.pages import Clock
+from quire_kvstore.server import KvstoreService
+from tests.unit.kvstore.pages import Clock, config
 
 
 def table(clock: Clock, limit: int = 4) -> LeaseTable[str]:
@@ -80,3 +83,22 @@ def test_names_cannot_be_guessed_from_each_other() -> None:
     leases = table(Clock(), limit=1000)
     names = {leases.grant("x", 0).id for _ in range(1000)}
     assert len(names) == 1000 and {len(name) for name in names} == {16}
+
+
+def test_sweeper_goes_on_after_a_sweep_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = KvstoreService(config(8, sweep_s=0.01, data_port=-1))
+    sweeps, swept_again = 0, threading.Event()
+
+    def sweep() -> None:
+        nonlocal sweeps
+        sweeps += 1
+        if sweeps == 1:
+            raise RuntimeError("a broken lease")
+        swept_again.set()
+
+    monkeypatch.setattr(service.store, "sweep", sweep)
+    service.start()
+    try:
+        assert swept_again.wait(30)
+    finally:
+        service.close()
