@@ -95,8 +95,9 @@ class Offload:
         self._offered: dict[int, int] = {}
         # Hashes of pages that the kvstore has or is being given; the least recently used come first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        # Hashes of pages whose sequence ended by an error and that were not stored anew since; the oldest come first.
-        self._quarantined: OrderedDict[bytes, None] = OrderedDict()
+        # Hashes of pages whose sequence ended by an error and that were not stored anew since, each with the latest
+        # store that was begun since then; the oldest come first.
+        self._quarantined: OrderedDict[bytes, Move | None] = OrderedDict()
         self._boot_id = 0
         self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
         # By group: the pool's count of allocated pages when the window was last examined.
@@ -189,7 +190,8 @@ class Offload:
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
         """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew; both
         are counted. For the circuit breaker, the store has failed if no page arrived. If all arrived, pages that
-        `look_ahead` found no room for are examined again."""
+        `look_ahead` found no room for are examined again. Pages that arrived leave the quarantine, unless they were
+        quarantined after this store had begun."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else
@@ -201,6 +203,10 @@ class Offload:
             self._breaker.failed()
         self._stats.stored(arrived, len(move.hashes) - arrived)
         self.forget(move.hashes[arrived:])
+        for digest in self._quarantined.keys() & move.hashes[:arrived]:
+            # A page that is no longer known was refused in another KV group.
+            if self._quarantined[digest] is move and digest in self._known:
+                del self._quarantined[digest]
 
     def remember(self, hashes: Sequence[bytes]) -> None:
         """Note that the kvstore has the pages with these hashes. If too many hashes are remembered, the least recently
@@ -233,8 +239,8 @@ class Offload:
     def quarantine(self, hashes: Sequence[bytes]) -> None:
         """Quarantine the kvstore's pages with these hashes: they may be damaged, because their sequence ended by an
         error. They may be stored anew. A request with such a page, unless the device has the page, is not looked up
-        until a new store of the page begins or the kvstore has restarted. Only the latest 65,536 hashes are remembered.
-        Does nothing without a kvstore or under the policy `off`."""
+        until a new store of the page has ended well or the kvstore has restarted. Only the latest 65,536 hashes are
+        remembered. Does nothing without a kvstore or under the policy `off`."""
         if not self.enabled:
             return
         self.forget(hashes)
@@ -293,7 +299,7 @@ class Offload:
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
         """Begin the moves that store the chain, at most 256 new pages each, in every KV group, and note that the
         kvstore has the pages. The circuit breaker begins a try. The chain begins at page `first` of the request, if it
-        belongs to one. Stored pages leave the quarantine."""
+        belongs to one."""
         self._breaker.begin_try()
         context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -301,9 +307,9 @@ class Offload:
             for group, table in enumerate(chain.tables):
                 move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
                 self._moves.begin_move(move, context, self._now)
+                for digest in self._quarantined.keys() & move.hashes:
+                    self._quarantined[digest] = move
         self.remember(chain.hashes)
-        for digest in chain.hashes if self._quarantined else ():
-            self._quarantined.pop(digest, None)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a

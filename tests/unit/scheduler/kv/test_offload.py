@@ -117,6 +117,27 @@ def test_pages_of_a_failed_request_are_not_loaded_until_stored_anew() -> None:
     assert not offload.any_quarantined(damaged), "another life of the kvstore"
 
 
+def test_pages_stay_quarantined_until_a_later_store_has_ended_well() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=200)
+    offload = rig.core._replica.kv.offload
+    rig.submit(1, a_sequence(41, 4))
+    while not (begun := moves(rig, MoveKind.STORE)):
+        rig.step()
+    damaged = rig.core._replica.requests[0, 1].hashes[:9]
+    offload.quarantine(damaged)
+    rig.run()
+    assert store and offload.any_quarantined(damaged[:1]), "that store had begun before"
+    rig.worker.refuse_moves = True
+    serve_alone(rig, 2, a_sequence(41, 4))
+    refused = moves(rig, MoveKind.STORE)
+    assert len(refused) > len(begun) and offload.any_quarantined(damaged[:1]) and offload.any_quarantined(damaged[8:])
+    rig.worker.refuse_moves = False
+    rig.now += 60.0
+    serve_alone(rig, 3, a_sequence(41, 4))
+    assert len(moves(rig, MoveKind.STORE)) > len(refused) and not offload.any_quarantined(damaged)
+
+
 def test_pages_lent_to_a_store_are_not_free_at_once() -> None:
     rig = a_rig({}, num_pages=41, max_num_seqs=2)
     rig.worker.move_turns = (3000, 3001)
