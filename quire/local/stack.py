@@ -78,10 +78,13 @@ class LocalStack:
             self._popen.terminate()
 
     def _launch(self) -> subprocess.Popen[str]:
-        """Make the stack's directory, start the supervisor's process with its log there (an earlier log is emptied,
-        even if a stack of this name still runs), send it the spec, and return it. Does not wait for the stack."""
+        """Make the stack's directory, start the supervisor's process with its log there, send it the spec, and return
+        it. An earlier log is emptied, unless a stack of this name still runs. Does not wait for the stack."""
         self.directory.create()
-        with self.directory.log("supervisor").open("wb") as log:
+        path = self.directory.log("supervisor")
+        if self.directory.running() is None:
+            path.write_bytes(b"")
+        with path.open("ab") as log:  # a running supervisor writes on
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "quire.local"],
                 stdin=subprocess.PIPE,
