@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the last --lines lines (0: all) of the services' logs together, merged by time (lines without a time
+    """Print the last --lines lines (0: none) of the services' logs together, merged by time (lines without a time
     first): those of one service or member if it is named, else of all and the supervisor. With --follow, print new
     lines as they come, until Ctrl-C. Raises InvalidArgument for an unknown service. The logs of a stack that has ended
     are read too; without any, nothing is printed. Returns exit code 0."""
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     tails = [_Tail(name, directory.log(name)) for name in names]
     lines = [(name, line) for tail in tails for name, line in tail.read()]
     lines.sort(key=lambda item: _time_of(item[1]))
-    for name, line in lines[-args.lines :]:
+    for name, line in lines[max(len(lines) - args.lines, 0) :]:
         print(_show(name, line, raw=args.raw))
     while args.follow:
         for tail in tails:
