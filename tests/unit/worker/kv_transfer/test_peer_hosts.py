@@ -48,7 +48,21 @@ def test_a_refusal_names_the_address_and_the_option() -> None:
     assert "169.254.169.254:80" in error.message and "--peer-hosts" in error.fix
 
 
-@pytest.mark.parametrize("entry", ["", "10.0.0.0/33", "10.0.0.1/8", "host:port", "host:70000", "a b", "http://h", "*"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "",
+        "10.0.0.0/33",
+        "10.0.0.1/8",
+        "host:port",
+        "host:70000",
+        "10.0.0.0/8:65536",
+        "[::1]:70000",
+        "a b",
+        "http://h",
+        "*",
+    ],
+)
 def test_an_entry_that_names_no_hosts_ends_the_start(entry: str) -> None:
     with pytest.raises(ConfigError, match="--peer-hosts") as caught:
         PeerListeners(WorkerConfig(peer_hosts=("10.0.0.1", entry), peer_listen="off"))

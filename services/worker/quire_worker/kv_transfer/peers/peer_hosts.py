@@ -85,14 +85,14 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
 
 def _parse(text: str) -> _Entry:
     """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError for
-    any other text, and for a name with a port above 65535."""
+    any other text, and for a port above 65535."""
     found = _ENTRY.fullmatch(text.strip())
-    if found is not None:
-        host, port = found["host"].strip("[]"), int(found["port"] or 0)
+    if found is not None and (port := int(found["port"] or 0)) <= 65535:
+        host = found["host"].strip("[]")
         try:
             return _Entry(ipaddress.ip_network(host), "", port)
         except ValueError:
-            if port <= 65535 and "/" not in host and _NAME.fullmatch(host):
+            if "/" not in host and _NAME.fullmatch(host):
                 return _Entry(None, host.lower(), port)
     raise ConfigError(
         "BAD_VALUE",
