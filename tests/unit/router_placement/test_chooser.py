@@ -9,7 +9,7 @@ import pytest
 from quire_router.replicas.chooser import Chooser
 from quire_router.sequences.delta_queue import DeltaQueue
 from tests.unit.router.makers import make_job, make_sequence
-from tests.unit.router_placement.fleet import Fleet
+from tests.unit.router_placement.fleet import Fleet, model
 
 
 class ReplicaStub:
@@ -58,3 +58,18 @@ def test_a_replica_to_avoid_is_the_last_resort(takes: list[bool], chosen: str | 
     assert all(one.published <= 1 for one in replicas.replicas), "each is asked at most once"
     loaded = [replicas.at(row).instance for row in fleet.table.pending_tokens.nonzero()[0].tolist()]
     assert loaded == ([] if chosen is None else [chosen]), "only the chosen replica has reserved load"
+
+
+def test_tokens_of_a_client_bind_a_sequence_only_to_a_model_that_has_begun_to_run_it() -> None:
+    fleet = Fleet("least_loaded", 1)
+    fleet.add("replica-1", of=model(digest=b"other"))
+    replicas: Any = ReplicasByRow(fleet, [True, True])
+    chooser = Chooser(replicas, fleet.placer)
+    sequence = make_sequence(make_job(), DeltaQueue())
+    sequence.model = "m"
+    sequence.engine.start_after(b"\1\0\0\0", with_entries=False)
+    sequence.placement.bind_model(b"d")
+    elsewhere = chooser.choose(sequence, shunned={"replica-0"})
+    assert elsewhere is not None and elsewhere.instance == "replica-1", "the first has refused it"
+    sequence.engine.admit(sequence.attempt, 0)
+    assert chooser.choose(sequence, shunned={"replica-0"}) is None

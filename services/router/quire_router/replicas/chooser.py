@@ -106,11 +106,10 @@ class Chooser:
 
     def _able_rows(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
         """Return the table rows of replicas that accept the sequence and are not in `shunned`. A sequence needs a
-        replica with a model of its name. If an engine was asked to run the sequence and it has tokens, it needs instead
-        the model of the last such engine (the same digest, under any name), with room for its greatest length. A
-        sequence with a constraint needs a replica that can apply it."""
-        fleet, bound = self._fleet, bool(sequence.engine.output_ids and sequence.placement.digest)
-        digest, constraint = sequence.placement.digest if bound else None, sequence.spec.constraint
+        replica with a model of its name. If it is bound to a model, it needs instead a model with the same digest,
+        under any name, with room for its greatest length. A sequence with a constraint needs a replica that can apply
+        it."""
+        fleet, digest, constraint = self._fleet, sequence.bound_digest, sequence.spec.constraint
         needed = "" if constraint is None else capability_for(constraint)
         rows = fleet.table.accepting_rows(sequence.model, digest, sequence.max_len, structured_output=needed)
         if shunned:

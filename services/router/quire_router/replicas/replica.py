@@ -93,17 +93,16 @@ class Replica:
 
     def can_take(self, sequence: SequenceState) -> bool:
         """Whether the sequence could run at this replica now: the replica accepts, has a model of the sequence's name,
-        and can apply its constraint. If an engine was asked to run the sequence and it has tokens, the replica needs
-        instead the model of the last such engine (the same digest, under any name), and room for its greatest
-        length."""
+        and can apply its constraint. If the sequence is bound to a model, the replica needs instead a model with the
+        same digest, under any name, and room for the sequence's greatest length."""
         model = self.model
         if model is None or not self.accepts:
             return False
         constraint = sequence.spec.constraint
         if constraint is not None and capability_for(constraint) not in model.capabilities:
             return False
-        if sequence.engine.output_ids and sequence.placement.digest:
-            return model.digest == sequence.placement.digest and model.max_model_len >= sequence.max_len
+        if sequence.bound_digest:
+            return model.digest == sequence.bound_digest and model.max_model_len >= sequence.max_len
         return model.name == sequence.model
 
     def submit(self, sequence: SequenceState) -> None:

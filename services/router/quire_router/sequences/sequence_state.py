@@ -130,6 +130,12 @@ class SequenceState:
         return self.engine.admitted_attempt >= 0
 
     @property
+    def bound_digest(self) -> bytes | None:
+        """The digest of the model that must continue the sequence: that of the last engine that was asked, if the
+        sequence has tokens and an engine ever began to run it. Otherwise None: any model of its name may run it."""
+        return (self.placement.digest or None) if self.engine.output_ids and self.admitted_once else None
+
+    @property
     def held_tokens(self) -> int | None:
         """The number of leading tokens whose pages some engine or kvstore had at the placement; None: not known."""
         return self.placement.held_tokens
