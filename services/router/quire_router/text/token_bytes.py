@@ -23,13 +23,12 @@ class TokenBytes:
         """Fetch the bytes of ids that are not in the cache. If the cache would have more than a million ids, forget all
         ids that are not in `ids`. Raises QuireError if no tokenizer answers, or the tokenizer refuses the ids."""
         wanted = set(ids)
-        unknown = sorted(wanted - self._known.keys())
-        if not unknown:
-            return
-        fetched = await self._client.token_bytes(unknown)
-        if len(self._known) + len(unknown) > _MAX_ENTRIES:
-            self._known = {i: self._known[i] for i in wanted & self._known.keys()}
-        self._known.update(zip(unknown, fetched, strict=True))
+        # Another call may have forgotten ids of this one meanwhile.
+        while unknown := sorted(wanted - self._known.keys()):
+            fetched = await self._client.token_bytes(unknown)
+            if len(self._known) + len(unknown) > _MAX_ENTRIES:
+                self._known = {i: self._known[i] for i in wanted & self._known.keys()}
+            self._known.update(zip(unknown, fetched, strict=True))
 
     def get(self, token_id: int) -> bytes:
         """Return the bytes of an id that was ensured."""
