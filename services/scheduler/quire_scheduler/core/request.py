@@ -191,8 +191,8 @@ class Request:
         self.admitted = True
 
     def preempt(self, now: float, *, counts: bool) -> None:
-        """Set the state to PREEMPTED, and add the time in the slot to the request's timing. With `counts`, the slot was
-        lost for lack of pages: the number of preemptions grows and the time is recorded."""
+        """Set the state to PREEMPTED, and add the time in the slot to the request's timing. With `counts`, the
+        number of preemptions grows and the time of this one is recorded."""
         self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
         if counts:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32
 
     ParamRows = NDArray[np.void]
-    """[N] of DRAW_ROW."""
+    """[N] of PARAM_ROW."""
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy."""
