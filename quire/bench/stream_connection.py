@@ -60,8 +60,8 @@ class StreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete an answer whose end is that of the connection; fail any other incomplete answer. The future is done
-        in both cases."""
-        self.reusable = False
+        in both cases, and the connection is not reusable."""
+        self._keep = self.reusable = False
         if self._done is not None and not self._done.done():
             if self._left == -2 and not self._in_head:
                 self._end()
@@ -170,7 +170,7 @@ class StreamConnection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Complete the outcome, as failed if the status is not 200, and the future. `reusable` becomes true unless the
-        answer's head said `Connection: close`. That holds even for an answer that ended with its connection."""
+        answer's head said `Connection: close`, or the connection was lost."""
         outcome = self._outcome
         if self._status != 200:
             outcome.fail(f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}")

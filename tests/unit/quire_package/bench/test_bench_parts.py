@@ -110,8 +110,8 @@ async def test_what_goes_wrong_is_said() -> None:
 
 async def test_a_body_that_ends_with_its_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
-    outcome, _, _ = await receive(head + f"data: {token('a')}\r\n\r\n".encode(), lost=True)
-    assert outcome.frames == 1 and not outcome.error
+    outcome, connection, _ = await receive(head + f"data: {token('a')}\r\n\r\n".encode(), lost=True)
+    assert outcome.frames == 1 and not outcome.error and not connection.reusable
 
 
 def test_arrivals_keep_their_rate() -> None:
