@@ -166,6 +166,14 @@ REFUSED: dict[str, tuple[TinyModel, str, str]] = {
         "BAD_GGUF_METADATA",
         "rope_factors_short",
     ),
+    "yarn with longrope's lists": (
+        TinyModel(
+            fields={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
+            change=with_tensor("rope_factors_short.weight", 4),
+        ),
+        "UNSUPPORTED_ROPE",
+        "rope_factors_short",
+    ),
     "billions of layers": (TinyModel(fields={"block_count": 4_000_000_000}), "BAD_GGUF_METADATA", "block_count"),
     "a pattern of another length": (
         TinyModel(

@@ -53,9 +53,10 @@ def read_rope_fields(name: str, model: GgufModel, rotated: int, positions: int) 
         )
     if kind == "linear" and factor in (0.0, 1.0):
         kind = "none"
-    if SHORT in model.tensors or LONG in model.tensors:
+    for listed in filter(None, map(model.tensors.get, (SHORT, LONG))):
         # The converter of Phi-3 names no type.
-        kind = "longrope" if kind in ("none", "longrope") else kind
+        kind = "longrope" if kind == "none" else kind
+        _factors(model, listed, kind, rotated, "longrope")
     rope: dict[str, Any] = {
         "rope_type": "default" if kind == "none" else kind,
         "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
