@@ -50,8 +50,15 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each test process has a cache folder of its own. Processes of one run share the compiled kernels in it, which
+    take seconds to compile."""
+    cache = tmp_path_factory.mktemp("cache")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        kernels = tmp_path_factory.getbasetemp().parent / "kernels"
+        kernels.mkdir(exist_ok=True)
+        (cache / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QUIRE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("QUIRE_CACHE_DIR", str(cache))
         yield
 
 

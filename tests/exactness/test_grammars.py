@@ -21,7 +21,7 @@ from tests.exactness.scenario import make_constrained_scenario
 from tests.exactness.subject import PacedSubject
 from tests.exactness.subjects import make_subject
 
-QUICK = {"paced": 14, "cpu": 2}
+QUICK = {"paced": 14, "cpu": 1}
 FULL = {"paced": 500, "cpu": 100}
 # Every hundred scenarios must have seen this many of each event.
 LEAST = {

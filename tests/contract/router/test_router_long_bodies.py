@@ -26,6 +26,7 @@ from quire_router.sequences.job import TextPrompt
 from tests.contract.router_replicas.test_router_failures import until
 from tests.fakes.router.parsed_requests import same
 from tests.fakes.router.router_rig import router_rig
+from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 from tests.unit.router.front.test_parsed_codec import REFUSED, TAKEN
 
 LIMITS = Limits(max_n=128, max_logprobs=20)
@@ -274,7 +275,7 @@ async def test_long_and_short_requests_get_the_same_answers() -> None:
         ("/v1/responses", {"model": "fake", "input": "abc", "tools": [], "metadata": {"a": "b"}}),
     ]
     changing = {"id", "created", "created_at", "request_id", "output"}
-    async with router_rig() as rig:
+    async with router_rig([FakeScheduler(max_model_len=400)]) as rig:
         for path, body in bodies:
             answers = []
             for content in (json.dumps(body), json.dumps(body) + padding):

@@ -141,7 +141,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("fields", [{}, FIELDS], ids=["defaults", "every field"])
 async def test_rendered_request_gives_the_same_answer(fields: dict[str, Any]) -> None:
-    async with router_rig() as rig:
+    async with router_rig([FakeScheduler(max_model_len=400)]) as rig:
         messages = [{"role": "user", "content": "hello"}]
         for path, body in (
             ("/v1/completions", {"prompt": ["hello"], **fields}),
