@@ -6,7 +6,7 @@ Each family's file in `output_parsing/` writes the calls in the family's own for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quire_tokenizer.grammar.grammar_source import bad_grammar
 from quire_tokenizer.grammar.json_schema import prepare_schema
@@ -66,15 +66,23 @@ def _tools(source: GrammarSource, warnings: list[str]) -> list[ToolFunction]:
         if not isinstance(function, dict) or not isinstance(name, str) or (source.tool and name != source.tool):
             continue
         strict = bool(function.get("strict"))
-        schema = (function.get("parameters") if strict or source.required else None) or _ANY_ARGUMENTS
+        declared = function.get("parameters")
+        schema = (declared if strict or source.required else None) or _ANY_ARGUMENTS
         said = list[str]()
         prepared = prepare_schema(schema, source.for_tool(strict=strict), said)
         prepared.setdefault("type", "object")
-        found.append(ToolFunction(name, prepared))
+        properties = _properties(prepared) or {key: {} for key in _properties(declared)}
+        found.append(ToolFunction(name, prepared, properties))
         warnings += [f"{name}: {each}" for each in said]
     if not found:
         raise bad_grammar("There is no tool to call.", "Send tools, and name one of them.", "tools")
     return found
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    """Return the properties of a schema; none if they are no object."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
 def _harmony(calls: CallGrammar, grammar: LarkGrammar, *, required: bool) -> str:

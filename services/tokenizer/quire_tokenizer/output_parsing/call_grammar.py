@@ -33,6 +33,9 @@ class ToolFunction(NamedTuple):
 
     name: str
     parameters: dict[str, Any]
+    properties: dict[str, Any]
+    """The schemas of single arguments by their names. If the tool may have any arguments, these are the names that it
+    declares, with empty schemas."""
 
 
 class WantedCalls(NamedTuple):

@@ -15,7 +15,7 @@ from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, lis
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, WantedCalls
+    from quire_tokenizer.output_parsing.call_grammar import GrammarWriter, ToolFunction, WantedCalls
 
 _MAX_LEVELS: Final = 16
 _QUOTED: Final = r"{0}([^{0}\\\x00-\x1f\x7f]|\\[{0}\\nrt])*{0}"
@@ -40,21 +40,21 @@ def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
     """Write the grammar of a list of calls in brackets; it has one call unless several are wanted. No marker comes
     before it."""
     known: dict[tuple[str, int], str] = {}
-    call = any_of(writer, [_call(writer, _Root(tool.name, tool.parameters, known)) for tool in wanted.tools])
+    call = any_of(writer, [_call(writer, tool, known) for tool in wanted.tools])
     calls = list_of(writer, call, ", ", parallel=wanted.parallel)
     return CallGrammar("", f"{writer.literal('[')} {calls} {writer.literal(']')}")
 
 
-def _call(writer: GrammarWriter, root: _Root) -> str:
+def _call(writer: GrammarWriter, tool: ToolFunction, known: dict[tuple[str, int], str]) -> str:
     """Return the expression of a call with keyword arguments in the order of the schema. Those that are not required
     may be left out."""
-    properties, required = root.schema.get("properties"), root.schema.get("required")
+    root, required = _Root(tool.name, tool.parameters, known), tool.parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
     arguments = [
         (f"{writer.literal(f'{key}=')} {_value(writer, schema, root, 0)}", key in needed)
-        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+        for key, schema in tool.properties.items()
     ]
-    return f"{writer.literal(f'{root.tool}(')} {_sequence(writer, arguments)} {writer.literal(')')}"
+    return f"{writer.literal(f'{tool.name}(')} {_sequence(writer, arguments)} {writer.literal(')')}"
 
 
 def _sequence(writer: GrammarWriter, parts: Sequence[tuple[str, bool]]) -> str:

@@ -59,10 +59,9 @@ class XmlCallFormat:
         """Return the expression of a call of this tool: its name, then the parameters in the order of its schema.
         Parameters that are not required may be left out."""
         head = writer.literal(f"{self.name}{tool.name}{self.name_end}{chr(10) if self.name else ''}")
-        properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
         parts = [head]
-        for key, schema in (properties if isinstance(properties, dict) else {}).items():
+        for key, schema in tool.properties.items():
             value = self._value(writer, tool, key, schema, schemas)
             needed = isinstance(required, list) and key in required
             parts.append(value if needed else f"({value})?")
