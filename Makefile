@@ -6,10 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Processes that share the tests, a file each. The defaults suit two cores: 3, because most tests wait for processes of
+# Processes that share the tests, a file each. The defaults suit two cores: 4, because most tests wait for processes of
 # their own, and 2 for unit tests, which do not. JOBS=8: eight. JOBS=0: only pytest's own, for a debugger and for `-s`.
 JOBS ?=
-USUAL_JOBS = 3
+USUAL_JOBS = 4
 SHARED = -n $(or $(JOBS),$(USUAL_JOBS)) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 # A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.
@@ -110,7 +110,7 @@ test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no inte
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 
 .PHONY: test
-test: install-dev redis ## What CI runs: unit, contract and pipeline tests; 10 to 20 minutes
+test: install-dev redis ## What CI runs: unit, contract and pipeline tests; 10 minutes
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 .PHONY: test-deep

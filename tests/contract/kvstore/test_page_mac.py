@@ -148,6 +148,7 @@ def test_values_planted_in_redis_are_misses_and_removed_and_counted(redis_server
         redis.set(redis_key(A.key(3)), planted)
         assert found(store, A) == (3, "redis")
         eventually(lambda: unauthenticated(store) == 1)
+        eventually(lambda: not redis.exists(redis_key(A.key(3))))
         forget_memory(store)
         genuine = PageHeader.unpack(values[0])
         renamed = bytearray(frame_page(A.key(2), "uint8", values[0][128:]))
