@@ -317,13 +317,13 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "In a product with the tokens of answers, an answer counts with the most tokens that it may have."
-    yield "`max_tokens` or the endpoint's default limits these tokens. If there is neither, an answer may fill the rest"
+    yield "The products with the tokens of answers count the greatest length that each answer may have. `max_tokens` or"
+    yield "the endpoint's default limits this length. Without either limit, an answer may fill the rest of the model's"
     yield (
-        "of the model's context. In the product with `logprobs`, such an answer counts as at most "
-        f"{products.UNSAID_ANSWER_TOKENS:,} tokens. The"
+        "context. In the product with `logprobs`, an answer without either limit counts as at most "
+        f"{products.UNSAID_ANSWER_TOKENS:,}"
     )
-    yield "number of logprobs per token includes the token's own logprob."
+    yield "tokens. The number of logprobs per token includes the token's own logprob."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""
@@ -354,9 +354,9 @@ def _lines() -> Iterator[str]:
         "[key file](../services/router/README.md#keys) |"
     )
     yield ""
-    yield "`--tokens-per-minute` limits the tokens that each API key uses per minute. The tokens of prompts, of"
-    yield "answers, and of texts for `/tokenize` and similar endpoints count. The part of a prompt that"
-    yield "`truncate_prompt_tokens` removes counts too."
+    yield "`--tokens-per-minute` limits the tokens that each API key uses per minute. These are the tokens of"
+    yield "prompts, of answers, and of texts for `/tokenize` and similar endpoints. If `truncate_prompt_tokens` shortens"
+    yield "a prompt, the removed tokens count too."
     yield ""
     yield "## Cost classes"
     yield ""

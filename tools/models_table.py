@@ -31,14 +31,14 @@ its `config.json`. `python -m tools.models_table` generates this page from the w
 ## Architectures
 
 For each architecture in this table, Quire reads Hugging Face folders with safetensors. Quire never runs code from a
-model's folder. If Quire reads GGUF files of an architecture, the column *GGUF* has the architecture's name in
-[GGUF files](#gguf-files).
+model's folder. If Quire also reads [GGUF files](#gguf-files) of the architecture, the column *GGUF* has the name that
+the architecture has in these files.
 
 A test runs tiny models of each architecture, with random weights, on the CPU in float32. The column *configurations*
 has the number of these models. The test requires:
-- The greedy tokens are those of the Python package transformers, and the logits differ by at most 0.0001.
-- A prompt that is computed in chunks, and a prompt with a cached prefix, have the same logits as the whole prompt, bit
-  for bit.
+- The greedy tokens equal those of the Python package transformers, and the logits differ by at most 0.0001.
+- A prompt that is computed in chunks, or after a cached prefix, has the same logits, bit for bit, as the same prompt
+  computed at once.
 """
 _MULTIMODAL = """## Multimodal models
 
@@ -94,10 +94,10 @@ other program has confirmed Quire's results for these models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-Models without an entry in the table of [architectures](#architectures), and AFMoE models with experts, run in the
-*Transformers backend*. The Python package transformers computes their layers, and Quire's kernels compute attention
-over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other models. Quire refuses
-Qwen3-Next models with linear attention.
+The *Transformers backend* runs models without an entry in the table of [architectures](#architectures). It also runs
+AFMoE models with experts. In this backend, the Python package transformers computes the layers, and Quire's kernels
+compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
+Quire refuses Qwen3-Next models with linear attention.
 
 The backend needs the package transformers, which the container images of workers contain:
 
@@ -117,8 +117,8 @@ quire serve org/name
 These limits hold in the Transformers backend:
 - The worker reads weights only from safetensors, and runs no code from the model's folder.
 - Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files do not work.
-- The last bits of logits may depend on the other sequences in the batch. Then greedy tokens may depend on these
-  sequences too. So the worker refuses `--batch-invariant`.
+- The last bits of a sequence's logits may depend on the other sequences in the batch. This can change even greedy
+  tokens. So the worker refuses `--batch-invariant`.
 - A worker with this backend and a worker with Quire's own code never share KV pages.
 
 Decode steps take longer in the Transformers backend than in Quire's own code, above all steps with few sequences
@@ -146,13 +146,13 @@ The Transformers backend refuses a model that it would compute wrongly. The erro
 | `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the backend does not support the option `--dtype` or `--quantize` |
 | `NOT_BATCH_INVARIANT` | the backend does not support the option `--batch-invariant` |
 
-The Transformers backend refuses a model with `UNSUPPORTED_ATTENTION` if Quire's kernels or pages do not fit the model's
-attention. The message names the cause, for example:
-- A layer of the model does not call transformers' `AttentionInterface` exactly once.
+If Quire's kernels or pages do not fit a model's attention, the Transformers backend refuses the model with the error
+`UNSUPPORTED_ATTENTION`. The message names the cause, for example:
+- A layer of the model calls transformers' `AttentionInterface` several times or never.
 - The model has latent attention, or its layers have heads of different sizes.
 - The model has attention masks other than causal masks, sliding windows and chunks.
 - The result of a sequence depends on other sequences of the batch.
-- The positions do not start at 0, as those of RoBERTa.
+- The model's first position is not 0. For example, RoBERTa models number their positions from `pad_token_id` + 1.
 
 A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. The test compares the
 results with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most
