@@ -355,8 +355,8 @@ def _lines() -> Iterator[str]:
     )
     yield ""
     yield "`--tokens-per-minute` limits the tokens that each API key uses per minute. These are the tokens of"
-    yield "prompts, of answers, and of texts for `/tokenize` and similar endpoints. If `truncate_prompt_tokens` shortens"
-    yield "a prompt, the removed tokens count too."
+    yield "prompts, of answers, and of texts for `/tokenize` and similar endpoints. If `truncate_prompt_tokens`"
+    yield "shortens a prompt, the removed tokens count too."
     yield ""
     yield "## Cost classes"
     yield ""

@@ -247,13 +247,15 @@ class Engine:
         grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _MAX_UNFORCED_ROWS rows
         without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
         table = self.residents.table
-        most_drafts = None
+        runnable, most_drafts = table.state == SlotState.RUNNING, None
+        if table.any_constrained():
+            runnable &= ~(table.awaits_mask & table.decoding)
         if table.may_draft():
             most_drafts = table.most_drafts * (table.known_len >= table.min_len)
             if self._launched % _DRAFT_RETRY_STEPS:
                 most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0
         return SlotView(
-            runnable=(table.state == SlotState.RUNNING) & ~(table.awaits_mask & table.decoding),
+            runnable=runnable,
             computed=table.computed,
             prefill_len=table.prefill_len,
             decoding=table.decoding,

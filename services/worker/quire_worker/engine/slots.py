@@ -100,6 +100,7 @@ class SlotTable:
         self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
         self._may_draft: bool | None = None
+        self._any_constrained: bool | None = None
         self._scalars = [
             column
             for name, column in vars(self).items()
@@ -128,6 +129,12 @@ class SlotTable:
         if self._may_draft is None:
             self._may_draft = bool(self.most_drafts.any())
         return self._may_draft
+
+    def any_constrained(self) -> bool:
+        """Whether any slot has a grammar."""
+        if self._any_constrained is None:
+            self._any_constrained = bool(self.constrained.any())
+        return self._any_constrained
 
     def pages(self, slot: int) -> Int32:
         """The slot's page table, as a view."""
@@ -226,4 +233,4 @@ class SlotTable:
     def _changed(self) -> None:
         """Invalidate what was derived from the columns before."""
         self.version += 1
-        self._by_key = self._may_draft = None
+        self._by_key = self._may_draft = self._any_constrained = None

@@ -90,7 +90,8 @@ class PacedRunner:
         ended = time.perf_counter_ns()
         timing = DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0)
         logprobs = _logprobs(samples.x, token, batch.logprobs[samples.where.sequence], self._vocab_size)
-        token[list(fetched.missing)] = HELD
+        if fetched.missing:
+            token[list(fetched.missing)] = HELD
         return StepOutput(token, logprobs, timing, held=fetched.held)
 
     def _compute(self, batch: StepBatch) -> _Sampled:
