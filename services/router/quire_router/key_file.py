@@ -118,17 +118,18 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
 def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
     """Check the fields of one entry of a YAML file: name, digest, scopes, limits within their bounds, and models.
     Returns the key's SHA-256 digest and its principal, whose tenant is a digest of the name. Scopes that are left out
-    are the default ones, and limits those of `default_limits`; without models, all are allowed. Raises ConfigError,
-    which names the entry, counted from 1, for an unknown, missing or wrong field."""
+    are the default ones, and limits those of `default_limits`; without the field `models`, all are allowed. Raises
+    ConfigError, which names the entry, counted from 1, for an unknown, missing or wrong field, and for an empty list of
+    scopes or models. The error tells an unknown field by its place in the entry, since its name may be a key."""
 
     def bad(cause: str, fix: str) -> ConfigError:
         return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)
 
     if not isinstance(entry, dict):
         raise bad("it is not a mapping", "Write name: and sha256:.")
-    unknown = sorted(set(map(str, entry)) - set(_FIELDS))
-    if unknown:
-        raise bad(f"unknown field {unknown[0]!r}", f"Known fields: {', '.join(_FIELDS)}.")
+    for place, field in enumerate(entry, 1):
+        if field not in _FIELDS:
+            raise bad(f"field {place} is unknown", f"Known fields: {', '.join(_FIELDS)}.")
     name, digest = entry.get("name"), entry.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise bad("its name is missing or not valid", "Use letters, digits, dots, dashes; 64 characters at most.")
