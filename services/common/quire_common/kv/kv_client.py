@@ -16,7 +16,7 @@ import grpc
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import i32, pack_i32
-from quire_common.errors import from_rpc_error
+from quire_common.errors import QuireError, from_rpc_error
 from quire_common.pages import HEADER_BYTES, frame_page
 from quire_common.telemetry.tracing import continued
 
@@ -177,10 +177,11 @@ class KvClient:
     ) -> PutOutcome:
         """Put those of the run's pages that the store wants, and return how many were wanted, stored and refused. If it
         wants any, `on_wanted` is called first, with their indices. `body(index)` returns the body of one page; it is
-        called in order, on a gRPC thread. A body may be changed once `body` is called again. If `body` raises
-        TransferCancelled, so does this method; it raises QuireError if a call fails, also by another exception of
-        `body`. An exception of `on_wanted` passes through. After any failure the put is
-        released, so that the store need not wait for its lease to end."""
+        called in order, on a gRPC thread. A body may be changed once `body` is called again. `timeout_s` bounds only
+        the call that sends the pages (None: the client's time limit); each other call has the client's time limit, and
+        `on_wanted` has none. If `body` raises TransferCancelled, so does this method, whichever page it was; it raises
+        QuireError if a call fails, also by another exception of `body`. An exception of `on_wanted` passes through.
+        After any failure the put is released, so that the store need not wait for its lease to end."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)
@@ -231,11 +232,15 @@ class KvClient:
         mac: PageMac | None = None,
     ) -> None:
         """Send pages of a put over gRPC, with MACs by `mac` if it is given; for `body` see `put_pages`. The put is
-        neither committed nor released. Raises QuireError if the call fails, or the TransferCancelled that `body`
-        raised."""
+        neither committed nor released. `timeout_s` bounds the call; None: the client's time limit. Raises the
+        TransferCancelled that `body` raised, else QuireError if the call fails."""
         abandoned = list[TransferCancelled]()
         frames = _frames(lease, run, dtype, indices, body, abandoned, mac)
-        self._call(self._stub.Put, frames, context, timeout_s)
+        try:
+            self._call(self._stub.Put, frames, context, timeout_s)
+        except QuireError:
+            if not abandoned:  # else the stream ended early, maybe before its first frame, which the store refuses
+                raise
         if abandoned:
             raise abandoned[0]
 
