@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,6 @@ from quire_worker.engine.engine import Engine
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.engine.step_runner import StepRunner
-from quire_worker.matcher.step_masks import MAX_CONSTRAINED_ROW_TOKENS
 from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 
 PAGE_SIZE, CONTEXT, PROMPT = 16, 2048, 100
@@ -79,15 +79,9 @@ def decoding(rows: int, spares: int) -> tuple[Engine, TimedDevice, EngineSpec, i
     """Return an engine whose rows are about to decode, its device and sizes, and the first page that no row has."""
     width = CONTEXT // PAGE_SIZE
     first_new = (rows + spares) * (width - 2) + 1
-    spec = EngineSpec(
-        rows,
-        CONTEXT,
-        32000,
-        PAGE_SIZE,
-        first_new + 2 * rows,
-        (2,),
-        max_constrained_row_tokens=MAX_CONSTRAINED_ROW_TOKENS,
-    )
+    spec = EngineSpec(rows, CONTEXT, 32000, PAGE_SIZE, first_new + 2 * rows, (2,))
+    if hasattr(spec, "max_constrained_row_tokens"):  # a checkout without forced tokens does not know the field
+        spec = replace(spec, max_constrained_row_tokens=8)
     device = TimedDevice()
     engine = Engine(spec, device)
     starts = [
