@@ -8,17 +8,16 @@ are announced at the start, the first moves wait for some tenths of a second.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quire_common.telemetry.logs import get_logger
-from quire_worker.engine.transfer_agent import KvTransferAgent, MoveResult, NoTransferAgent
+from quire_worker.engine.transfer_agent import MoveResult, NoTransferAgent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from quire_common.credit import MoveKind, PageMove
-    from quire_worker.engine.transfer_agent import KvTransferAgent, MoveResult
+    from quire_worker.engine.transfer_agent import KvTransferAgent
 
 
 log = get_logger(__name__)
@@ -50,7 +49,9 @@ class AgentOnDemand:
 
     def submit(self, move: PageMove) -> bool:
         """Pass the move to the agent. While there is none, begin to make it, and keep the move until then. Returns
-        False if the agent refuses the move, it is known already, or MAX_WAITING moves wait."""
+        False if the agent refuses the move, it is known already, MAX_WAITING moves wait, or this is closed."""
+        if self._closed:
+            return False
         if self._transfer_agent is not None:
             return self._transfer_agent.submit(move)
         if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
@@ -60,17 +61,19 @@ class AgentOnDemand:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """Pass an offer to the agent, or keep it until the agent exists."""
+        """Pass an offer to the agent, or keep it until the agent exists if its move waits here."""
         if self._transfer_agent is not None:
             self._transfer_agent.offer_pages(move_id, pages)
-        else:
+        elif move_id in self._waiting:
             self._offered[move_id] = pages
 
     def end_move(self, move_id: int) -> None:
-        """Have the agent end a move; a move that still waits here ends as failed at once."""
+        """Have the agent end a move; a move that still waits here ends as failed at once, and its offer is
+        forgotten."""
         if self._transfer_agent is not None:
             self._transfer_agent.end_move(move_id)
         elif self._waiting.pop(move_id, None) is not None:
+            self._offered.pop(move_id, None)
             self._fail(move_id)
 
     def take_results(self) -> list[MoveResult]:
@@ -91,9 +94,10 @@ class AgentOnDemand:
             self._transfer_agent.cancel_all()
 
     def close(self) -> None:
-        """Forget the waiting moves, wait for the agent if it is being made, and close it. No agent is made from now
-        on."""
+        """Forget the waiting moves and their offers, wait for the agent if it is being made, and close it. From now on
+        no agent is made, and `submit` refuses all moves."""
         self._waiting.clear()
+        self._offered.clear()
         with self._starting:
             self._closed = True
         if self._thread is not None:

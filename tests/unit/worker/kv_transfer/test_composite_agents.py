@@ -99,6 +99,34 @@ def test_moves_that_end_before_it_is_there_are_told_of_once_and_never_begun() ->
     maker.transfer_agent.close()
 
 
+def test_offer_of_a_move_that_ended_while_it_waited_is_forgotten() -> None:
+    maker = Maker()
+    assert maker.transfer_agent.submit(a_move(1))
+    maker.transfer_agent.offer_pages(1, 2)
+    maker.transfer_agent.offer_pages(2, 2)
+    maker.transfer_agent.end_move(1)
+    maker.transfer_agent.offer_pages(1, 2)
+    assert maker.transfer_agent.submit(a_move(1)) and maker.transfer_agent.submit(a_move(2))
+    maker.let()
+    assert maker.transfer_agent.take_results() == [MoveResult(1, ok=False, pages=0, us=0)]
+    (made,) = maker.made
+    assert isinstance(made, FakeTransferAgent) and list(made.taken) == [1, 2] and made.offered == {}
+    maker.transfer_agent.close()
+
+
+@pytest.mark.parametrize("begun", ["never", "made", "used"])
+def test_closed_agent_refuses_all_moves(begun: str) -> None:
+    maker = Maker()
+    if begun != "never":
+        assert maker.transfer_agent.submit(a_move(1))
+        maker.let()
+    if begun == "used":
+        assert maker.transfer_agent.take_results() == []
+    maker.transfer_agent.close()
+    assert not maker.transfer_agent.submit(a_move(2)) and maker.transfer_agent.take_results() == []
+    assert not [made for made in maker.made if made.taken]  # type: ignore[attr-defined]  # a FakeTransferAgent
+
+
 def test_only_so_many_wait() -> None:
     maker = Maker()
     assert [maker.transfer_agent.submit(a_move(number)) for number in range(MAX_WAITING + 1)] == [
