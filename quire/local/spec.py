@@ -39,8 +39,9 @@ ROLES = ("prefill", "decode")
 _MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
 _KV_EVENTS = "kv-events-config"
-# Options that carry credentials, by service, and the variables that take them: anyone may read command lines.
-_SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}, "router": {"redis": "QUIRE_ROUTER_REDIS"}}
+# Options that carry credentials, by service: anyone may read command lines. A test compares them with the services'
+# own declarations.
+_SECRETS = {"worker": ("page-mac-key",), "kvstore": ("page-mac-key", "redis-url"), "router": ("api-key", "redis")}
 
 
 @dataclass(frozen=True)
@@ -164,21 +165,22 @@ class StackSpec:
         """Return the member's whole command line: its program, the flags that connect the stack, and the user's flags,
         which win. `ports` are gRPC ports by member, and `http`. Options with credentials are left out, since
         `environment` has them."""
-        service, prefix = service_of(member), self._program(member)
-        options = {**self._wiring(member, ports), **self._flags_of(member)}
-        secrets = _SECRETS.get(service, {})
-        return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
+        options, secrets = {**self._wiring(member, ports), **self._flags_of(member)}, self._secrets_of(member)
+        return [*self._program(member), *(_flag(name, value) for name, value in options.items() if name not in secrets)]
 
     def environment(self, member: str) -> dict[str, str]:
         """Return the member's environment: this process's, Python's settings, a worker's GPU, the kvstore's default
-        disk folder, and all credentials. This process's variables win over the default disk folder, and the others win
-        over them. Credentials are here, since every user of the machine may read command lines."""
+        disk folder, and the credentials of the member's own service: the API keys of the router (those of the flag
+        `api-key` win), and the flags that its service declares secret. This process's variables win over the default
+        disk folder, and the others win over them. Credentials are here, since every user of the machine may read
+        command lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
             extra["QUIRE_ROUTER_API_KEY"] = ",".join(self.api_keys)
-        flags, secrets = self._flags_of(member), _SECRETS.get(service_of(member), {})
-        extra |= {variable: str(flags[name]) for name, variable in secrets.items() if name in flags}
+        prefix = f"QUIRE_{service_of(member)}_"
+        secrets = self._secrets_of(member).items()
+        extra |= {f"{prefix}{name}".replace("-", "_").upper(): value for name, value in secrets}
         if service_of(member) == "worker":
             extra |= gpu_environment(self.members_of("worker"), member)
         unless_said = kvstore_environment(self.name, lasting=self.keep_directory) if member == "kvstore" else {}
@@ -197,6 +199,12 @@ class StackSpec:
         if service == "scheduler" and isinstance(events, str) and _KV_EVENTS not in own:
             flags[_KV_EVENTS] = kv_events_of(events, self.members_of(service).index(member))
         return flags
+
+    def _secrets_of(self, member: str) -> dict[str, str]:
+        """Return the user's flags for the member that carry credentials. A flag without its value is none: it stays on
+        the command line, and the service refuses it."""
+        flags = {name: value for name, value in self._flags_of(member).items() if isinstance(value, str)}
+        return {name: flags[name] for name in _SECRETS.get(service_of(member), ()) if name in flags}
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str | bool]:
         """Return the flags that a member gets from the stack: its address, log format, drain time, instance name, TLS

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
-from quire.local.spec import StackSpec, replica_of, role_of, service_of
+from quire.local.spec import SERVICES, StackSpec, replica_of, role_of, service_of
+from quire_kvstore.config import KvstoreConfig
+from quire_router.config import RouterConfig
+from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
+from quire_tokenizer.config import TokenizerConfig
+from quire_worker.config import WorkerConfig
+
+CONFIGS = {
+    "worker": WorkerConfig,
+    "kvstore": KvstoreConfig,
+    "tokenizer": TokenizerConfig,
+    "scheduler": SchedulerConfig,
+    "router": RouterConfig,
+}
 
 
 def options(spec: StackSpec, member: str) -> dict[str, str]:
@@ -96,3 +110,29 @@ def test_what_a_scheduler_is_to_complain_of_reaches_it_as_it_is() -> None:
     for text in ("no JSON", "[]", '{"endpoint": 3}'):
         spec = StackSpec("test", "a-model", replicas=2, flags={"scheduler": {"kv-events-config": text}})
         assert options(spec, "scheduler-2")["kv-events-config"] == text
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_only_what_a_service_declares_secret_is_in_its_environment_and_not_on_its_command_line(service: str) -> None:
+    fields = {field.name.replace("_", "-"): field for field in dataclasses.fields(CONFIGS[service])}
+    spec = StackSpec("test", "a-model", flags={service: {name: f"of {name}" for name in fields}})
+    secret = {name for name, field in fields.items() if field.metadata["secret"]}
+    assert fields.keys() - options(spec, service).keys() == secret
+    told = {name: spec.environment(member) for name in SERVICES for member in spec.members_of(name)}
+    for name in secret:
+        variable = f"QUIRE_{service}_{name}".replace("-", "_").upper()
+        assert {other for other in SERVICES if told[other].get(variable) == f"of {name}"} == {service}
+
+
+def test_secret_of_one_member_and_keys_of_the_flag_win_and_a_flag_without_its_value_is_no_secret() -> None:
+    flags: dict[str, dict[str, str | bool]] = {
+        "worker": {"page-mac-key": "ab"},
+        "worker-2": {"page-mac-key": "cd"},
+        "kvstore": {"page-mac-key": True},
+        "router": {"api-key": "k,l"},
+    }
+    spec = StackSpec("test", "a-model", replicas=2, api_keys=("m",), flags=flags)
+    assert [spec.environment(name)["QUIRE_WORKER_PAGE_MAC_KEY"] for name in ("worker-1", "worker-2")] == ["ab", "cd"]
+    assert spec.environment("router")["QUIRE_ROUTER_API_KEY"] == "k,l"
+    assert "QUIRE_KVSTORE_PAGE_MAC_KEY" not in spec.environment("kvstore")
+    assert "page-mac-key" in options(spec, "kvstore")
