@@ -131,6 +131,16 @@ def test_nobody_starves_however_late_a_request_comes_back(kinds: list[Kind], tur
         assert got <= ahead + feed.most(other) / kinds[other].weight + 1e-6
 
 
+def test_a_newcomer_to_an_empty_queue_begins_beside_the_tenant_served_last() -> None:
+    feed = Feed([Kind(1, [(1000, 5000)]), Kind(1, [(10, 1)])])
+    feed.push(0)
+    feed.pop()
+    for _ in range(3):
+        feed.push(1)
+    feed.push(0)
+    assert [feed.pop() for _ in range(2)] == [0, 1], "6000 tokens of the first tenant are no credit of the second"
+
+
 class Naive:
     """The algorithm of the paper, word for word: all counters are compared at each step."""
 
@@ -138,7 +148,11 @@ class Naive:
         self.waiting: dict[str, list[Request]] = {}
         self.served: dict[str, float] = {}
         self.seen: dict[str, int] = {}
-        self.floor = 0.0
+        self.last = ""
+
+    @property
+    def floor(self) -> float:
+        return self.served.get(self.last, 0.0)
 
     def push(self, one: Request) -> None:
         name = one.context.tenant
@@ -161,7 +175,7 @@ class Naive:
         name = min(self.waiting, key=lambda name: (self.served[name], self.seen[name]))
         one = min(self.waiting[name], key=lambda r: (r.context.priority, r.uid))
         self.remove(one)
-        self.floor = self.served[name]
+        self.last = name
         self.charge(one, one.prompt_len)
         return one
 

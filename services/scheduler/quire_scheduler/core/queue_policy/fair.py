@@ -4,9 +4,9 @@ by arrival.
 The algorithm is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
 with weights. Each tenant has a counter of the tokens computed for it, divided by its weight. The tenant with the lowest
 counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the active tenants or,
-without any, to that of the tenant served last, so that a tenant earns no credit by its absence; a higher counter stays.
-Tenants are in a heap by their counters, which only grow: an entry that is too low is corrected when it comes to the
-top. So each operation costs O(log n) for n waiting requests.
+without any, to the present one of the tenant served last. So a tenant earns no credit by its absence; a higher counter
+stays. Tenants are in a heap by their counters, which only grow: an entry that is too low is corrected when it comes to
+the top. So each operation costs O(log n) for n waiting requests.
 
 The number of requests that a tenant may have waiting follows Choudhury and Hahne, "Dynamic Queue Length Thresholds for
 Shared-Memory Packet Switches" (1998): it is a multiple of the number of free places.
@@ -59,7 +59,8 @@ class FairQueue:
         self._heap: list[tuple[float, int, _Tenant]] = []
         self._length = 0
         self._weights = 0
-        self._floor = 0.0
+        # The tenant served last; at first, one that is nobody's.
+        self._last = _Tenant("", 0, 0.0)
         self._tenants = 0
         self._popped = 0
 
@@ -84,7 +85,7 @@ class FairQueue:
         if request is None:
             return None
         self._length -= 1
-        self._floor = tenant.served
+        self._last = tenant
         self._popped += 1
         request.take_order_key(self._popped)
         if not len(tenant.queue):
@@ -111,11 +112,11 @@ class FairQueue:
 
     def charge(self, context: RequestContext, tokens: int) -> None:
         """Raise the tenant's counter by `tokens` divided by the request's weight. An idle or unknown tenant is charged
-        too, and becomes the latest of the remembered ones (see `_remember`). `pop` charges the prompt, and callers
-        charge the output."""
+        too, an unknown one from `_least` on, and becomes the latest of the remembered ones (see `_remember`). `pop`
+        charges the prompt, and callers charge the output."""
         tenant = self._active.get(context.tenant)
         if tenant is None:
-            tenant = self._idle.get(context.tenant) or self._new_tenant(context.tenant)
+            tenant = self._idle.get(context.tenant) or self._new_tenant(context.tenant, self._least())
             self._remember(tenant)
         tenant.served += tokens / context.weight
 
@@ -154,11 +155,10 @@ class FairQueue:
         return None
 
     def _activate(self, name: str) -> _Tenant:
-        """Make the tenant active, whether it is idle or new. Its counter is raised to the lowest counter of the active
-        tenants or, if there are none, to that of the tenant served last. Returns the tenant."""
-        first = self._first()
-        tenant = self._idle.pop(name, None) or self._new_tenant(name)
-        tenant.served = max(tenant.served, first.served if first else self._floor)
+        """Make the tenant active, whether it is idle or new, and raise its counter to `_least`. Returns the tenant."""
+        least = self._least()
+        tenant = self._idle.pop(name, None) or self._new_tenant(name, least)
+        tenant.served = max(tenant.served, least)
         self._active[name] = tenant
         self._weights += tenant.weight
         if not tenant.in_heap:
@@ -166,9 +166,14 @@ class FairQueue:
             heapq.heappush(self._heap, (tenant.served, tenant.order, tenant))
         return tenant
 
-    def _new_tenant(self, name: str) -> _Tenant:
+    def _least(self) -> float:
+        """Return the lowest counter of the active tenants or, if there are none, the present counter of the tenant
+        served last."""
+        return (self._first() or self._last).served
+
+    def _new_tenant(self, name: str, served: float) -> _Tenant:
         self._tenants += 1
-        return _Tenant(name, self._tenants, self._floor)
+        return _Tenant(name, self._tenants, served)
 
     def _deactivate(self, tenant: _Tenant) -> None:
         """Make a tenant without waiting requests idle: take its weight out of the sum of active weights, give it an
