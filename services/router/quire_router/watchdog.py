@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from quire_common.telemetry.logs import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TICKS_PER_LIMIT = 8
 _MAX_TICK_S = 0.25
 _MIN_TICK_S = 0.01
+log = get_logger(__name__)
 
 
 class Watch:
@@ -60,17 +63,18 @@ class Watchdog:
 
     def watch(self, limit_s: float, on_expiry: Callable[[], None], owes: Callable[[], bool] | None = None) -> Watch:
         """Watch a peer until `drop`. `on_expiry` is called once, when the peer was silent for `limit_s`. With `owes`,
-        time counts only while `owes` returns True."""
+        time counts only while `owes` returns True. `run` calls both, and logs an exception of either."""
         watch = Watch(limit_s, on_expiry, owes)
         self._watches[watch] = None
         return watch
 
     def drop(self, watch: Watch) -> None:
-        """Stop watching the peer. Idempotent."""
+        """Stop watching the peer: `run` no longer calls `on_expiry`. Idempotent."""
         self._watches.pop(watch, None)
 
     async def run(self) -> None:
-        """Advance all watches, tick by tick, until cancelled. A tick that comes late counts as at most two."""
+        """Advance all watches, tick by tick, until cancelled. A tick that comes late counts as at most two. If one
+        watch raises, `run` logs this and goes on."""
         loop = asyncio.get_running_loop()
         last_s = loop.time()
         while True:
@@ -78,4 +82,10 @@ class Watchdog:
             now_s = loop.time()
             passed_s, last_s = min(now_s - last_s, 2 * self.tick_s), now_s
             for watch in list(self._watches):
-                watch.advance(passed_s)
+                # The expiry of another watch in this tick may have dropped this one.
+                if watch not in self._watches:
+                    continue
+                try:
+                    watch.advance(passed_s)
+                except Exception:
+                    log.exception("the watchdog could not handle a watched peer")

@@ -78,6 +78,29 @@ async def test_event_loop_stall_does_not_count_as_peer_silence(monkeypatch: pyte
     running.cancel()
 
 
+async def test_one_watch_that_fails_leaves_the_others_watched() -> None:
+    dog = Watchdog(0.01)
+    expired: list[str] = []
+    enough = asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    def drop_other() -> None:
+        expired.append("first")
+        dog.drop(dropped)
+
+    dog.watch(0.01, fail)
+    dog.watch(0.01, drop_other)
+    dropped = dog.watch(0.01, lambda: expired.append("dropped"))
+    dog.watch(0.05, enough.set)
+    running = asyncio.create_task(dog.run())
+    async with asyncio.timeout(WAIT_S):
+        await enough.wait()
+    assert expired == ["first"] and not running.done()
+    running.cancel()
+
+
 @pytest.mark.parametrize(
     ("error", "admitted", "wanted"),
     [
