@@ -180,11 +180,12 @@ def chain_hashes(
     return hashes
 
 
-def namespace_digest(model: str, model_digest: bytes, kv_dtype: str, layout: str, page_size: int) -> bytes:
-    """Return the namespace of a pool, 32 bytes: sha256 over the length-framed arguments. `model_digest` covers weights
-    and config."""
+def namespace_digest(architecture: str, model_digest: bytes, kv_dtype: str, layout: str, page_size: int) -> bytes:
+    """Return the namespace of a pool, 32 bytes: sha256 over the prefix "quire namespace 1" and the length-framed
+    arguments. `architecture` is the Hugging Face architecture, for example LlamaForCausalLM, and no argument is the
+    name that clients use. `model_digest` covers weights and config."""
     digest = hashlib.sha256(b"quire namespace 1")
-    for field in (model.encode(), model_digest, kv_dtype.encode(), layout.encode(), str(page_size).encode()):
+    for field in (architecture.encode(), model_digest, kv_dtype.encode(), layout.encode(), str(page_size).encode()):
         digest.update(struct.pack("<I", len(field)) + field)
     return digest.digest()
 

@@ -310,10 +310,11 @@ class RouterService:
         await self._concurrency.close()
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
-        """Authenticate a gRPC call of any method but health's. A method that shows other tenants' requests needs the
-        scope `admin`, and its key's name goes to the audit log; without any keys, such a call is refused unless the
-        port is local or --insecure is given. Raises Unauthenticated for a missing or unknown key, and PermissionDenied
-        for a refused call or a missing scope."""
+        """Authenticate a gRPC call of any method but health's, which are open. A key needs the scope `inference`. For a
+        method that shows other tenants' requests, it needs the scope `admin` in place of that, and its name goes to the
+        audit log. If the router has no keys, it accepts all calls, but refuses those of such a method unless the port
+        is local or --insecure is given. Raises Unauthenticated for a missing or unknown key, and PermissionDenied for a
+        refused call or a missing scope."""
         authorization = metadata.get("authorization", "")
         if path in _ADMIN_CALLS:
             if self._needs_admin_key and not self._keys:

@@ -40,7 +40,8 @@ _NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
 
 
 class Growth:
-    """Plans the growth of one Grant at a time: `plan_growth`, then `take_growth`."""
+    """Grows the sequences for one Grant at a time: `plan_growth` gives them pages, then `take_growth` returns these
+    pages as the columns of the Grant."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
@@ -51,15 +52,17 @@ class Growth:
         self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
 
     def __bool__(self) -> bool:
-        """Whether any slot gets pages by the plan."""
+        """Whether any slot got pages that `take_growth` has not returned yet."""
         return bool(len(self._slot))
 
     def plan_growth(self, now: float) -> bool:
-        """Plan new pages for all slots, if any slot has pages for less than its lead (the positions that it should be
-        able to run ahead). Each gets its lead plus some slack while enough pages are free. If pages are short, leave
-        out the slack, take back standby slots, halve all leads until the pages suffice, and last preempt the latest
-        sequences for slots without a page for their next position. Returns False if the free pages were too few for the
-        full lead before any slot was taken back; then no request may start with this Grant."""
+        """Give all slots new pages, if any slot has pages for less than its lead (the positions that it should be able
+        to run ahead). Each gets its lead plus some slack while enough pages are free. If pages are short, leave out the
+        slack, take back standby slots, halve all leads until the pages suffice, and last preempt the latest sequences
+        for slots without a page for their next position. All of this happens at once: pages are allocated, capacities
+        raised, tenants charged and sequences preempted. Only the columns for the Grant wait for `take_growth`. Returns
+        False if the free pages were too few for the full lead before any slot was taken back; then no request may start
+        with this Grant."""
         slots, pools = self._replica.slots, self._replica.pools
         if not slots.num_active:
             return True
@@ -88,7 +91,7 @@ class Growth:
         return enough
 
     def take_growth(self) -> Grown:
-        """Return the planned growth as columns, and clear the plan."""
+        """Return the columns for the Grant, of the pages that slots got since the last call, and clear them."""
         if not self:
             return _NOTHING
         slot, count, groups = self._slot.astype(np.int32), self._count, len(self._pages)
@@ -114,8 +117,8 @@ class Growth:
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
         """Allocate the `missing` pages of the active slots, lowest order key (the oldest) first, raise the slots'
-        capacity, add the pages to the plan, and charge the tenants for the positions. Returns the slots that got none:
-        the first one whose pages are not free, and all after it."""
+        capacity, add the pages to the columns, and charge the tenants for the positions. Returns the slots that got
+        none: the first one whose pages are not free, and all after it."""
         replica, slots = self._replica, self._replica.slots
         short = np.flatnonzero(missing)
         short = short[np.argsort(slots.order_key[active[short]])]
