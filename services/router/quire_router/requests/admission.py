@@ -53,10 +53,12 @@ class Admission:
         self.inside += weight
         self._idle.clear()
 
-    def leave(self, weight: int) -> None:
-        """Give `weight` places back. They count in the rate for retry times; the last one ends the wait of `close`."""
+    def leave(self, weight: int, *, ran: bool = True) -> None:
+        """Give `weight` places back; the last one ends the wait of `close`. Without `ran`, the request never ran, so
+        these places do not count in the rate for retry times."""
         self.inside -= weight
-        self._returned.add(weight)
+        if ran:
+            self._returned.add(weight)
         if self.inside == 0:
             self._idle.set()
 

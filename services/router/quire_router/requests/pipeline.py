@@ -130,7 +130,7 @@ class Pipeline:
             try:
                 return await self._start_traced("router.request", job, caller, served, arrived_ns, parsed_ns)
             except BaseException:
-                self._leave(caller, job.weight)
+                self._leave(caller, job.weight, ran=False)
                 raise
 
     @contextlib.asynccontextmanager
@@ -237,7 +237,7 @@ class Pipeline:
             forget_pages(sequences)
 
     async def render(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Rendering:
-        """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but take no places
+        """Check the job, find its model, tokenize its prompts and charge them as `generate` does, but take no places,
         leave the timeout to the caller, and send nothing to a replica. Returns each prompt's ids and the most tokens of
         its answer. Raises QuireError if the job is not valid, the model is unknown, or a tokenizer refuses or fails."""
         check_sampling(job.sampling)
@@ -383,11 +383,12 @@ class Pipeline:
             raise
         metrics.in_flight.inc(weight)
 
-    def _leave(self, caller: Caller, weight: int) -> None:
+    def _leave(self, caller: Caller, weight: int, *, ran: bool = True) -> None:
         """Give back `weight` places of the limit of the caller's key and of this router's own limit, and count them out
-        of the metric."""
-        self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight)
-        self._admission.leave(weight)
+        of the metric. Without `ran`, the request failed as it started, so these places do not count in the rates for
+        retry times."""
+        self._concurrency.leave(caller.tenant, caller.limits.max_concurrent, weight, ran=ran)
+        self._admission.leave(weight, ran=ran)
         metrics.in_flight.dec(weight)
 
 
