@@ -42,8 +42,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def print_error(error: QuireError) -> None:
-    """Print the error to standard error: the cause as the headline, then fix, code, request id and log, as far as they
-    are known."""
+    """Print the error to standard error: the cause as the headline, then fix, code and request id, as far as they are
+    known. A StartFailed has its service in the headline, if known, and only a StartFailed has a log, which comes
+    last."""
     where = f"the {error.service} did not start: " if isinstance(error, StartFailed) and error.service else ""
     print(f"{paint('error:', 'red', sys.stderr)} {where}{error.message}", file=sys.stderr)
     lines = {"fix": error.fix, "code": error.code, "request": error.request_id}

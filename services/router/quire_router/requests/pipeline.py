@@ -178,8 +178,9 @@ class Pipeline:
     ) -> Generation:
         """Encode the prompts of a job, give its first sequence the KV route that the job asks for (which may wait for a
         ticket), place its sequences, and add the generation to `live`. `generate` has found the model and taken the
-        places. `admitted`: the job is a part of a larger request, which charges the tokens, counts the prompt tokens in
-        the metrics, and gives the places back."""
+        places. `arrived_ns` also sets the deadline that other services get (see `_context`). `admitted`: the job is a
+        part of a larger request, which charges the tokens, counts the prompt tokens in the metrics, and gives the
+        places back."""
         context = _context(caller, tracing.inject_headers(span), arrived_ns)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):

@@ -249,8 +249,9 @@ class Pulls:
         self._forget(request, pull)
 
     def hand_over(self, request: Request) -> tuple[int, int]:
-        """End the pull of a request that now starts on the pulled pages. Returns two numbers: its pages that were on
-        the device before the pull, and its positions that have their KV on the device now, without the last token."""
+        """End the pull of a request that now starts on the pulled pages. The request stays known to `was_delivered`
+        until `forget`. Returns two numbers: its pages that were on the device before the pull, and its positions that
+        have their KV on the device now, without the last token."""
         pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
         self._delivered.add(request.uid)

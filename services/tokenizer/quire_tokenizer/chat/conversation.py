@@ -120,8 +120,8 @@ def load_json(text: str, param: str, kind: type) -> Any:
 def _message(message: Any, where: str) -> dict[str, Any]:
     """Return a checked copy of a message, with parsed arguments of its tool calls; `where` names the message in errors.
     Raises InvalidArgument for a role outside ROLES, malformed calls, and content that is neither a string nor a list of
-    text parts; only an assistant's message with calls may leave it out. Raises Unsupported for a part that is not
-    text."""
+    text parts. Only an assistant's message with `tool_calls`, or with the old `function_call`, which is not checked,
+    may leave content out. Raises Unsupported for a part that is not text."""
     if not isinstance(message, dict):
         raise _bad("BAD_MESSAGE", f"{where} is not an object.", 'Send {"role": ..., "content": ...}.')
     role = message.get("role")

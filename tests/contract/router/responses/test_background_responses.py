@@ -152,6 +152,21 @@ async def test_ended_response_holds_no_place_while_the_store_is_asked(
         assert (await ended(rig, told["id"]))["status"] == "incomplete"
 
 
+async def test_response_that_starts_without_redis_is_known_elsewhere_at_its_end(redis_server: RedisServer) -> None:
+    async with router_rig(redis=redis_server.url) as rig, router_rig(redis=redis_server.url) as other:
+        rig.scheduler.gate.clear()
+        redis_server.stop()
+        told = await create(rig, background=True)
+        assert told.status_code == 200
+        path = f"/v1/responses/{told.json()['id']}"
+        assert (await rig.http.get(path)).json()["status"] == "in_progress"
+        redis_server.start()
+        assert (await other.http.get(path)).status_code == 404
+        rig.scheduler.gate.set()
+        await until_settled(rig)
+        assert (await other.http.get(path)).json()["status"] == "incomplete"
+
+
 @pytest.mark.parametrize("way", ["", "cancel", "delete"])
 async def test_end_of_a_response_reaches_a_redis_that_was_away(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, way: str

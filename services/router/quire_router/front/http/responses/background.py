@@ -86,7 +86,8 @@ class BackgroundRuns:
         return running
 
     async def show(self, tenant: str, running: dict[str, Any]) -> None:
-        """Let other routers see a response that has just been started, before its client is told of it."""
+        """Let other routers see a response that has just been started, before its client is told of it. If the store
+        does not take it now, nothing is raised: this router knows the response, the others only after its end."""
         await self.store.put_running(tenant, running["id"], pack_response(running))
 
     def running(self, tenant: str, response_id: str) -> dict[str, Any] | None:

@@ -131,10 +131,11 @@ class ResponseRoutes:
         parsed: ParsedRequest,
         send: Send,
     ) -> None:
-        """Start a response in the background, let other routers see it, and answer at once with its running object.
-        Raises InvalidArgument if it would not be stored, the errors of starting its generation, and TooLarge if its
-        running object is too large to be stored; the generation is then closed. Releases the memory of the body once
-        the prompts are tokenized. `history_json` has the messages of previous responses."""
+        """Start a response in the background, let other routers see it if the store takes it now (see
+        `BackgroundRuns.show`), and answer at once with its running object. Raises InvalidArgument if it would not be
+        stored, the errors of starting its generation, and TooLarge if its running object is too large to be stored; the
+        generation is then closed. Releases the memory of the body once the prompts are tokenized. `history_json` has
+        the messages of previous responses."""
         if self._background is None or not asked.store:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",

@@ -60,7 +60,8 @@ class ResponseStore(Protocol):
         client gets its response anyway."""
 
     async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
-        """Let other routers see a background response that runs in this one."""
+        """Let other routers see a background response that runs in this one. This is best effort: a failure is counted,
+        and other routers then do not find the response before it has ended and is stored."""
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
         """Leave a mark for the router that runs this response. Without `replace`, an earlier mark stays. Raises
@@ -213,7 +214,8 @@ class RedisStore:
         return await self._put(tenant, response_id, value, share=self._share_of(tenant), wait=wait)
 
     async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
-        """Store a value as `put` does, without counting it in the tenant's quota."""
+        """Store a value as `put` does without `wait`, but without counting it in the tenant's quota. The outcome is not
+        returned; a failure is counted, and logged if it is one of Redis."""
         await self._put(tenant, response_id, value, share=0, wait=False)
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
