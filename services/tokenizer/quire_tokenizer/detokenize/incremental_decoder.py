@@ -156,11 +156,15 @@ class WindowDecoder:
     def _advance(self, *, final: bool) -> str:
         """Return the text of the window less the text of its tokens that were read before, and move the window on to
         the new tokens. Returns nothing, and keeps the window, if the tokens add no text, or end in an incomplete
-        character. Such a character is returned only if `final` or after 64 tokens."""
+        character. Such a character is returned only if `final` or after 64 tokens. An id beyond the vocabulary that
+        adds no text leaves the window at once, because the library decodes as if it were not there."""
         before = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False) if self._read else ""
         after = self._tokenizer.decode(self._window, skip_special_tokens=False)
         final = final or len(self._window) - self._read >= _MAX_UNREAD
         if len(after) <= len(before) or (after.endswith(REPLACEMENT) and not final):
+            unread = len(self._window) > self._read
+            if unread and after == before and self._tokenizer.id_to_token(self._window[-1]) is None:
+                self._window.pop()
             return ""
         del self._window[: self._read]
         self._read = len(self._window)

@@ -160,6 +160,38 @@ def test_a_window_stays_short_whatever_comes(vocabularies: dict[str, Vocabulary]
     assert broken.longest < 200
 
 
+class Measured:
+    """A tokenizer that notes the longest list of ids it was to decode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.longest = 0
+        self.id_to_token = tokenizer.id_to_token
+        self._decode = tokenizer.decode
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.longest = max(self.longest, len(ids))
+        return self._decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
+@examples(100)
+@given(ids=IDS, gap=st.integers(0, 500))
+def test_ids_beyond_the_vocabulary_do_not_lengthen_a_window(
+    vocabularies: dict[str, Vocabulary], kind: str, ids: list[int], gap: int
+) -> None:
+    tokenizer = vocabularies[kind].tokenizer
+    measured = Measured(tokenizer)
+    decoder = WindowDecoder(measured)  # type: ignore[arg-type]  # only two methods are used
+    known = [i for i in ids if tokenizer.id_to_token(i) is not None]
+    # After a part of a character, 64 tokens of any kind end the wait for the rest.
+    gaps = [0 if tokenizer.decode([i]).endswith("\ufffd") else gap for i in known]
+    wide = [1 << 30] * gap + [i for one, more in zip(known, gaps, strict=True) for i in [one, *[1 << 30] * more]]
+    parts, last = run(decoder, wide)
+    plain, rest = run(WindowDecoder(tokenizer), known)
+    assert "".join(parts) + last == "".join(plain) + rest
+    assert measured.longest < 200
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
 def test_token_bytes(vocabularies: dict[str, Vocabulary], kind: str) -> None:
     vocabulary = vocabularies[kind]
