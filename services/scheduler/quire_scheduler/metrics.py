@@ -1,4 +1,4 @@
-"""The scheduler's metrics. For each step only a few histograms are updated. The other metrics are updated at regular
+"""The scheduler's metrics. For each step only a few histograms are updated. Most other metrics are updated at regular
 intervals, or when a request ends."""
 
 from __future__ import annotations

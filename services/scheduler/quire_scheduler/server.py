@@ -72,7 +72,8 @@ class SchedulerService:
         await self._link.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, let the admitted finish."""
+        """Refuse new requests, and let the admitted finish. Those that remain after `timeout_s` are failed, and open
+        transfers are ended."""
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:

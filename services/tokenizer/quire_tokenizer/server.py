@@ -35,7 +35,8 @@ class TokenizerService:
 
     async def start(self) -> None:
         """Load the model's files, which makes the service ready, and log the model, its vocabulary's size and the time.
-        Raises ConfigError if the files cannot be found, read or used."""
+        Raises ConfigError if the files cannot be found, read or used, and Unsupported for a kind of GGUF tokenizer that
+        Quire does not have."""
         started = time.perf_counter()
         await self._texts.load()
         vocabulary = self._texts.tools.vocabulary

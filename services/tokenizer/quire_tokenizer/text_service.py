@@ -78,7 +78,7 @@ class TextService:
         return self._tools
 
     async def load(self) -> None:
-        """Read the model's files in a thread, and make the tools; see `_load` for its ConfigError."""
+        """Read the model's files in a thread, and make the tools; see `_load` for its errors."""
         self._tools = await self._work.run(self._load)
 
     async def run_copy(self, function: Callable[[], T], tokens: int) -> T:
@@ -129,7 +129,8 @@ class TextService:
     def _load(self) -> TextTools:
         """Find the files of the model and its tokenizer, download those of the hub, read them, and make the tools. Logs
         a warning if the model names no EOS token. Runs in a thread. Raises ConfigError if a file cannot be found or
-        read, or an option or a file is malformed."""
+        read, or an option or a file is malformed, and Unsupported for a kind of GGUF tokenizer that Quire does not
+        have."""
         config = self._config
         model = resolve_model(config.model, config.revision, config.download_dir, tokenizer_only=True)
         tokenizer = resolve_model(

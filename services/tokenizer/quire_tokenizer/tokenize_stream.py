@@ -33,8 +33,8 @@ class TokenizeStream:
 
     async def run(self, requests: AsyncIterator[pb.TokenizeRequest]) -> None:
         """Send an empty message, then start a task for each request, which answers it, and cancel the tasks of requests
-        that the peer cancels. Returns when the peer has closed its side and has all answers. If the connection breaks,
-        all tasks are cancelled."""
+        that the peer cancels. The ids of requests that are not answered yet must differ. Returns when the peer has
+        closed its side and has all answers. If the connection breaks, all tasks are cancelled."""
         try:
             await self._write(pb.TokenizeResponse())
             async for request in requests:

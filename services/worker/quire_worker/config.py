@@ -198,5 +198,5 @@ class WorkerConfig(ServiceConfig):
 
     @cached_property
     def kv_cache_bytes(self) -> int:
-        """Bytes of the page pool."""
+        """Bytes of the page pool on the CPU."""
         return self.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES

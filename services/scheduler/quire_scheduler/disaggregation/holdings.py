@@ -38,9 +38,9 @@ class Holdings:
         return coming + self._pulls.returning
 
     def reclaim_pages(self, lacking: int, sparing: Request | None = None) -> int:
-        """Make `lacking` pages free soon, if possible: take back the pages of the latest pulling requests, except
-        `sparing`, then end the latest transfers whose requests have left. Returns how many pages per KV group that
-        frees; they may be fewer or more."""
+        """Make `lacking` pages free soon, if possible: take back the pages of the latest requests that hold some
+        without a slot, except `sparing`, then end the latest transfers whose requests have left. Returns how many pages
+        per KV group that frees; they may be fewer or more."""
         freed = 0
         while freed < lacking and (request := self._pulls.newest_holder(sparing)):
             freed += self._pulls.reclaim_pages(request)

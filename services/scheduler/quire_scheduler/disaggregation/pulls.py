@@ -136,7 +136,8 @@ class Pulls:
 
     def ticket_refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
         """Return the error that says why the request cannot use the ticket's pages (another layout, no source, other
-        tokens), or None if it can."""
+        tokens), or None if it can. To compare tokens, the request's page hashes are extended to all of its full
+        pages."""
         try:
             check_compatible(ticket.geometry, self._geometry)
         except FailedPrecondition as error:

@@ -291,7 +291,7 @@ class KvTraffic:
 
     @property
     def idle(self) -> bool:
-        """Whether no lease is held on pages that a lookup found."""
+        """Whether no answer of the kvstore waits for its request to start. Leases of loads in flight do not count."""
         return not self._found
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
@@ -324,9 +324,9 @@ class KvTraffic:
             self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
-        """Handle the end of a load. Release its lease, count and name the pages that arrived, and note that the kvstore
-        lacks the others. If the request still holds these pages, the load is added to its timing; the missing pages no
-        longer count as cached, and it computes them."""
+        """Handle the end of a load. Release its lease, name the pages that arrived, and note that the kvstore lacks the
+        others. The loaded tokens are counted by the pages of KV group 0. If the request still holds these pages, the
+        load is added to its timing; the missing pages no longer count as cached, and it computes them."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])

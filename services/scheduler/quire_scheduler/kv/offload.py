@@ -7,9 +7,9 @@ The policy (--kvstore-offload) decides when pages are stored:
   selective      when a second request uses them
   off            never
 
-Stores never delay steps: the number of pages on their way is bounded. Pages beyond the bound are offered again while
-their request runs; pages that are still not stored when it leaves are counted as dropped. This module knows nothing of
-lookups.
+Stores never delay steps: the number of pages on their way is bounded. Under write-through and selective, pages beyond
+the bound are offered again while their request runs; pages that are still not stored when it leaves are counted as
+dropped. This module knows nothing of lookups.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Offload:
     def handle_leave(self, request: Request, *, stores: bool = True) -> None:
         """Handle a request that is giving up its pages. Nothing happens if the policy does not store early or the
         prompt is too short. With `stores`, the pages that were not stored are stored now, as far as there is room.
-        Pages that stay unstored for lack of room or without `stores` are counted as dropped."""
+        Pages that stay unstored for lack of room or without `stores` are counted as dropped; under `selective`, these
+        may be pages that no second request uses."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.store_new_pages(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
@@ -190,8 +191,9 @@ class Offload:
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
         """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew; both
         are counted. For the circuit breaker, the store has failed if no page arrived. If all arrived, pages that
-        `look_ahead` found no room for are examined again. Pages that arrived leave the quarantine, unless they were
-        quarantined after this store had begun."""
+        `look_ahead` found no room for are examined again. A page that arrived leaves the quarantine if this move is the
+        latest store that was begun since the page was quarantined (of several KV groups, that of the last group),
+        unless the page was forgotten since, as after a refusal in another group."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else

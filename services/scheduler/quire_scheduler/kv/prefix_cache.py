@@ -73,8 +73,9 @@ class PrefixCache:
 
     def match(self, request: Request) -> Hit:
         """Return the longest prefix of the request whose pages are named (hold their content), or promised by another
-        request that will fill them, in every KV group. The page of the last token is never part of it. The hit is empty
-        if the cache is off or the request does not read it."""
+        request that will fill them, in every KV group. The page of the last token is never part of it. The search
+        extends the request's page hashes to all of its full pages. The hit is empty if the cache is off or the request
+        does not read it."""
         if not self.enabled or not request.sequence.reads_cache:
             return self._miss
         key = (request.uid, request.known_len, self._names.sequence, self._changes)

@@ -2,7 +2,8 @@
 loading them.
 
 All figures are measured: prefill in tokens per second, stores and loads in bytes per second, and the time of a lookup.
-While a figure has not been measured, pages are computed again. This module does not know which pages are where.
+While a figure that is needed has not been measured, pages are computed again; `swap_pays` says which may be missing.
+This module does not know which pages are where.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Rate:
 
     def add(self, amount: float, seconds: float) -> None:
         """Add a measurement: `amount` took `seconds`. Earlier measurements keep 0.9 of their weight. A time of more
-        than 4 times the expected one is cut to that."""
+        than 4 times the expected one is cut to that, unless `amount` is 0."""
         expected_s = self.seconds(amount)
         if expected_s:
             seconds = min(seconds, _MAX_SURPRISE * expected_s)

@@ -316,11 +316,12 @@ class Engine:
         return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
 
     async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
-        """Change the replica's role. From now on, requests that the new role does not accept are refused. The role
-        changes when all requests and transfers that do not fit it have ended, at once if there is no worker, and
-        watchers of the load are woken. Those that remain after `timeout_s` are ended first (None: wait without limit).
-        Returns the former role and the number of requests that were failed; both are logged. Raises the errors of
-        Roles.change. If the wait is cancelled, the role stays."""
+        """Change the replica's role. Until the role has changed, requests that the new role does not accept are
+        refused; without a change under way, a role refuses none. The role changes when all requests and transfers that
+        do not fit it have ended, at once if there is no worker, and watchers of the load are woken. Those that remain
+        after `timeout_s` are ended first (None: wait without limit). Returns the former role and the number of requests
+        that were failed; both are logged. Raises the errors of Roles.change. If the wait is cancelled, the role
+        stays."""
         former = self.roles.role
         with self.roles.change(role):
             ended = await self._until(

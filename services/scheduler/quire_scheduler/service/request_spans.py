@@ -39,8 +39,9 @@ class RequestSpans:
             span.end()
 
     def end(self, request: Request, reason: str, code: str) -> None:
-        """End the request's span, if it has one. Its time in the queue becomes a child span, its first token and its
-        preemptions become events, and its usage becomes attributes. With a `code`, the span is marked as an error."""
+        """End the request's span, if it has one. Its time until its first slot (or its end, if it had none) becomes a
+        child span, its first token and its preemptions become events, and its usage becomes attributes. With a `code`,
+        the span is marked as an error."""
         span = self._spans.pop((request.session, request.handle), None)
         if span is None:
             return

@@ -30,9 +30,9 @@ class SingleStream:
     async def run(
         self, context: RequestContext, sequence: Sequence
     ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
-        """Submit the request and yield its outputs until it has finished; those without tokens and prompt logprobs are
-        left out. Raises the error by which the request is refused or fails; outputs that come together with the failure
-        are dropped. If the caller closes the stream early, the request is aborted."""
+        """Submit the request and yield its outputs until it has finished; those without rows and prompt logprobs are
+        left out. A row may have no tokens. Raises the error by which the request is refused or fails; outputs that come
+        together with the failure are dropped. If the caller closes the stream early, the request is aborted."""
         session = self._engine.open_session(self)
         try:
             self._engine.submit(session, _HANDLE, context, sequence)

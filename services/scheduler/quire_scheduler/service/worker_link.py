@@ -49,7 +49,7 @@ _LATE_S = 0.5
 
 class WorkerLink:
     """One channel to one worker, for the life of the scheduler. The link calls `attached` with True when an epoch
-    begins, with False when it ends."""
+    begins, with False when it ends and after each attempt that fails."""
 
     def __init__(
         self, config: SchedulerConfig, engine: Engine, attached: Callable[[bool], None] = lambda up: None

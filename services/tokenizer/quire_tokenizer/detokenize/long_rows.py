@@ -1,5 +1,5 @@
-"""Detokenizes a step with many tokens in several turns, so that other streams go on in between. The answer is the same
-as that of the whole step."""
+"""Detokenizes a step with many tokens in several turns, so that other streams go on in between. The texts are the same
+as those of the whole step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ TURN_TOKENS = 2048
 
 def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
     """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. If a row was cut, its parts
-    become one row in `answer`. Raises BAD_COLUMN if the counts contradict the tokens."""
+    become one row in `answer`. The reasoning count of such a row may come more than once. If a later part has a
+    negative token id, the row has the text of the earlier parts beside the error. Raises BAD_COLUMN if the counts
+    contradict the tokens."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
         raise bad_rows(counted, len(rows.token))

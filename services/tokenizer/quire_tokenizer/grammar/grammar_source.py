@@ -54,7 +54,8 @@ class GrammarSource:
 
 
 class GrammarRefused(InvalidArgument):
-    """The source is wrong or too large. `reason` is the label of a metric."""
+    """The source is wrong or too large, cannot be enforced, takes too long or breaks the process that compiles it.
+    `reason` is the label of a metric."""
 
     def __init__(self, code: str, message: str, fix: str, *, param: str = "", reason: str = "invalid") -> None:
         super().__init__(code, message, fix, param=param)

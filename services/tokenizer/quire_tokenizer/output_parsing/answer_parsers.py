@@ -105,7 +105,8 @@ class AnswerParsers:
     def prompt_end(self, prompt: str) -> PromptEnd:
         """Return "thinking" if a prompt ends with the start marker of reasoning, "answering" if it ends with the end
         marker, else "unknown". Without a reasoning parser, and for that of Harmony, the result is always "unknown".
-        Only markers at the very end count (but for white space), which only the chat template writes."""
+        Only markers at the very end count (but for white space). The chat template writes this end, or the user if the
+        prompt ends with a message's text, as with `continue_final_message`."""
         if self._reasoning is None:
             return "unknown"
         tail = prompt[-256:].rstrip()

@@ -25,7 +25,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """Every call raises Unavailable CUDA_DRIVER, with the driver's own name of what is wrong."""
+    """Every call that fails raises Unavailable CUDA_DRIVER, with the driver's own name of what is wrong."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
