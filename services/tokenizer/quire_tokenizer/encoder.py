@@ -1,6 +1,7 @@
 """Encodes texts to token ids, within bounds. Long texts are encoded in threads, not in the event loop.
 
-A prompt that cannot fit is refused without encoding all of it. This module knows nothing of chats or protobuf.
+A prompt that is far too long is refused without encoding all of it, where its beginning or its bytes show that. This
+module knows nothing of chats or protobuf.
 """
 
 from __future__ import annotations

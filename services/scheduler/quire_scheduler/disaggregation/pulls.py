@@ -2,9 +2,9 @@
 
 A ticket names the pages and the workers that serve them. A request with a ticket takes device pages before it has a
 slot, and moves (copies that the worker carries out) fill them. Then the request either starts on these pages or gives
-them back. Pages that arrive are named at once, so that other requests find them. The session of each request is told
-once how the pull went, unless the request ends before. A failed pull does not fail its request: missing pages are
-looked up in the kvstore, if there is one, or computed.
+them back. When all moves of a pull have ended, the full pages that arrived are named, so that other requests find them.
+The session of each request is told once how the pull went, unless the request ends before. A failed pull does not fail
+its request: missing pages are looked up in the kvstore, if there is one, or computed.
 
 This module does not decide which request is next.
 """

@@ -1,8 +1,8 @@
 """PageNames: which device page holds which content. Watchers are told of changes by Stored and Removed events.
 
-A page's name is the hash of its content. A page gets its name when all of it is computed, and loses it when it is
-evicted. If a second page has the same content, only the first one has the name. This module knows nothing of requests
-or of the watchers.
+A page's name is the hash of its content. A page gets its name when all of it is computed, loaded or pulled, and loses
+it when it is evicted or its content is suspect. If a second page has the same content, only the first one has the name.
+This module knows nothing of requests or of the watchers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """PrefixCache: finds device pages that hold, or will hold, the beginning of a sequence, so that no prefix is computed
 twice.
 
-A page has a name once all of it is computed or loaded (see `page_names`), and keeps the name until it is evicted.
-Before that, a page is promised: from the start of the request that will fill it, other requests may start on it, and
-the worker makes them wait until the page is ready. If the request leaves without filling the page, its promise is
-withdrawn, the worker ends the requests that wait for the page (PAGES_LOST), and these start again. Only pages that are
-full, or will be, are shared; a request never writes a page of another.
+A page has a name once all of it is computed or loaded (see `page_names`), and keeps the name until it is evicted or its
+content is suspect. Before that, a page is promised: from the start of the request that will fill it, other requests may
+start on it, and the worker makes them wait until the page is ready. If the request leaves without filling the page, its
+promise is withdrawn, the worker ends the requests that wait for the page (PAGES_LOST), and these start again. Only
+pages that are full, or will be, are shared; one request at a time writes a page.
 
 This module does not decide which request starts when.
 """

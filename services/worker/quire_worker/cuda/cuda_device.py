@@ -2,9 +2,9 @@
 
 A launch packs the batch into pinned memory and uploads it. Then it replays the graph of the step's size, or launches
 the kernels one by one, and enqueues the download of the results. A thread waits for the results, so that the model
-thread never does. The device still reads the pinned buffers after the launch has returned, so they form a ring with
-more buffers than steps in flight. If a launch raises, the sequences of the step are run one by one (see
-isolated_steps.py). An error of CUDA itself ends the device.
+thread does so only after a failed launch and in `drain`. The device still reads the pinned buffers after the launch has
+returned, so they form a ring with more buffers than steps in flight. If a launch raises, the sequences of the step are
+run one by one (see isolated_steps.py). An error of CUDA itself ends the device.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _InFlightStep:
 
 class CudaDevice:
     """Implements Device. If `graphs` is None, every step is launched kernel by kernel (`--enforce-eager`); otherwise
-    only steps that fit no graph are. If `fresh` is None, attention computes all prompts in tiles."""
+    only steps for which `_find` has no graph are. If `fresh` is None, attention computes all prompts in tiles."""
 
     def __init__(
         self,

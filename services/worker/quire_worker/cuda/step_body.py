@@ -1,9 +1,9 @@
 """StepBody: the whole of a step on the device, from uploaded columns to tokens, finish codes and the tokens that are
 fed back.
 
-All its launches are asynchronous and the same for all steps of a size, so they can be captured as a graph; run without
-a capture, they compute the same. Results of a size lie at fixed places: tokens, then finish codes, of all its
-sequences.
+Without `edit`, all its launches are asynchronous and the same for all steps of a size, so they can be captured as a
+graph; run without a capture, they compute the same. Results of a size lie at fixed places: tokens, then finish codes,
+of all its sequences.
 """
 
 from __future__ import annotations

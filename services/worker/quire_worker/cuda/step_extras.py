@@ -72,7 +72,7 @@ class StepExtras:
         """Begin to compute the logprobs that the batch asks for, after the step that was launched last. `logits` [N, V]
         and `token` [N] are those of that step; `places` [S] has the row of each sequence. `hidden` [R, H] are the
         hidden rows of a step with prompt logprobs, whose computation overwrites the step's logits. A failure fails only
-        the sequences that asked."""
+        the sequences that asked; an error of the device itself is raised."""
         extras = PendingExtras()
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if len(asked) and logits is not None:
