@@ -120,7 +120,8 @@ class TextService:
         return sum(map(len, self._streams))
 
     async def close(self) -> None:
-        """Close the threads without waiting for them, and end the child processes."""
+        """Close the threads without waiting for them, and end the child processes; one that renders ends when its
+        request is cancelled."""
         self._work.close()
         await self._renders.close()
         if self._tools is not None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class PeerMemory:
-    """Raises Unavailable where the memory cannot be opened from the current device, InvalidArgument where it is not
-    what its descriptor says."""
+    """Raises Unavailable where the memory cannot be opened from the current device, InvalidArgument where the
+    descriptor's bytes are not whole pages within the allocation."""
 
     def __init__(self, memory: IpcMemory, page_bytes: int, driver: CudaDriver) -> None:
         self._driver = driver
