@@ -62,8 +62,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> Tensor:
-        """Run a step, which writes keys and values, and return the logits [R, V] of every row, for tests and prompt
-        scoring."""
+        """Run a step, which writes keys and values, and return the logits [R, V] of every row. For tests."""
         hidden, _ = self._forward(batch)
         return self._logits(hidden, np.arange(batch.token.size))
 

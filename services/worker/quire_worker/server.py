@@ -50,9 +50,10 @@ class WorkerService:
         return [worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name]
 
     def start(self) -> None:
-        """Load the model and start the engine, with its metrics; watchers of Load see the progress. A later error of
-        the model thread ends the process without a drain. Set Python's switch interval between threads to 0.1 ms. If
-        the load or the start fails, give the watchers up to a second to receive the error, then raise the error."""
+        """Download the model if its name is one of the hub and files are missing, load it, and start the engine, with
+        its metrics; watchers of Load see the progress. A later error of the model thread ends the process without a
+        drain. Set Python's switch interval between threads to 0.1 ms. If the load or the start of the engine fails,
+        wait up to a second for a watcher to receive the error, then raise it."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             config = with_model_path(self._config, self._watch.progress)
@@ -82,7 +83,7 @@ class WorkerService:
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new schedulers, tell the attached one that the worker will stop, and wait up to `timeout_s` until no
-        sequence is left."""
+        sequence is left. While the model loads, only refuse."""
         self._servicer.drain()
         if self._replica is not None:
             self._replica.loop.drain()

@@ -218,11 +218,11 @@ class Ops(Protocol[P]):
         ...
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """Sample token ids [N] from logits [N, V]; -1 where a row holds a NaN. sampling.sampler has the exact
-        definition."""
+        """Sample token ids [N] from logits [N, V]; DAMAGED or NOTHING_LEFT (see step.py) where a row has no token.
+        sampling.sampler has the exact definition."""
         ...
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """Compute logprobs of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1; None if there are no
-        such rows."""
+        """Compute logprobs of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1 and whose `token` [N]
+        is not negative; None if there are no such rows."""
         ...

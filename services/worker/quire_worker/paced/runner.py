@@ -44,7 +44,7 @@ class _Sampled(NamedTuple):
 
 class PacedRunner:
     """A step takes `step_ms`, and `prefill_us_per_token` more for each token of a sequence that computes several, not
-    counting drafts. With 0 and 0, steps take no time."""
+    counting drafts. With 0 and 0, only faults make steps take time."""
 
     def __init__(
         self,

@@ -17,8 +17,9 @@ def main() -> int:
 
 
 def _run(config: ProfileConfig) -> int:
-    """Profile a step, print the table, and say where the files are. An error of the configuration or the model is
-    printed with its fix to stderr. Returns the exit code: 0, or 2 after such an error; other errors are raised."""
+    """Profile a step, print the table, and say where the files are. A QuireError, such as one of the configuration, the
+    model or a step that hangs, is printed with its fix to stderr. Returns the exit code: 0, or 2 after such an error;
+    other errors are raised."""
     # Here and not above: torch takes seconds to import, and `--help` needs none of it.
     from quire_worker.profile.kernel_table import as_text
     from quire_worker.profile.step_profile import profile_step

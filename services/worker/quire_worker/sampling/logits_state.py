@@ -48,7 +48,8 @@ _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 class LogitsState:
     """The state of one sequence. Only the thread that runs steps uses it, but other threads may make it. Making it is
-    cheap, because ids are processed at the first use."""
+    cheap, because prompt and output are processed at the first use. Only the first state of a LogitControls with
+    thousands of ids takes milliseconds."""
 
     def __init__(self, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> None:
         controls = sequence.sampling.controls or NEUTRAL
@@ -135,7 +136,7 @@ class LogitsState:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether `apply` changes anything."""
+        """Whether the request asks for changes of logits. If it does not, `apply` only forbids `blocked` ids."""
         sampling = self.sequence.sampling
         return sampling.controls is not None or self.sequence.thinking is not None or self.runs_python
 

@@ -32,8 +32,9 @@ class RowProcessors:
 
     def run(self, output: Sequence[int], logits: Float32) -> QuireError | None:
         """Replace a row of logits [V], in place, by the result of each processor in turn, up to the first that fails.
-        `output` has all ids of the answer so far. If a processor raises, or makes a NaN or +inf, this is logged and its
-        error is returned; the row is then useless. None: all succeeded."""
+        `output` has all ids of the answer so far. If a processor raises, or returns another size, a NaN or +inf, this
+        is logged, and an Internal error that names the processor is returned; the row is then useless. None: all
+        succeeded."""
         output_ids = self._as_array(output)
         for name, process in self._processors:
             try:

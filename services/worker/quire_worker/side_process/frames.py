@@ -97,7 +97,7 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take in bytes, and return the frames that are complete now; the bytes of an incomplete frame are kept. Raises
-        WireError for a bad length or an unknown kind."""
+        WireError for a bad length or an unknown kind; frames of this call that came before it are then lost."""
         self._data += data
         frames, start = [], 0
         while len(self._data) - start >= _LENGTH.size:

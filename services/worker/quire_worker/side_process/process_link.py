@@ -116,7 +116,7 @@ class ProcessLink:
     def send(self, incarnation: int, frame: Frame) -> bool:
         """Send a frame to the process of this incarnation, now or when its socket has room; returns False if that
         process is gone, was given up, or cannot take frames yet. True does not mean that the frame arrives. Never
-        blocks. A process that leaves more than MAX_BACKLOG_BYTES unread is replaced."""
+        blocks. If more than MAX_BACKLOG_BYTES then wait to be sent, the process is replaced."""
         data = frame.pack()
         with self._lock:
             if self._socket is None or incarnation != self._incarnation or self._giving_up:

@@ -104,8 +104,8 @@ class FamilySource(ModelSource):
 
     def block_kinds(self, options: LoadOptions) -> dict[tuple[str, int], BlockKind]:
         """Return the block kinds in which the model's files store the linear and embedding weights, by role and layer.
-        With random weights, all have the same kind. Weights that the files lack, or store in a type that Quire does not
-        support, are left out."""
+        With random weights, all have the same kind. Weights that the files lack are left out, and so are those of
+        safetensors in a type that Quire does not support; kinds of a GGUF file are not checked here."""
         matrices = [each for each in self.parameters if each.is_matrix]
         if options.load_format == "dummy":
             return {(each.role, each.layer): DUMMY_KIND for each in matrices}

@@ -81,7 +81,8 @@ class ModelSource(ABC):
         """Read or make all weights: for a GPU in bfloat16, for the CPU (None) as the options say."""
 
     def measured(self) -> Self:
-        """Return the source with `row_bytes` in its spec: the memory that steps take on a GPU for each row."""
+        """Return the source with `row_bytes` in its spec: the memory that steps take on a GPU for each row. Here it
+        is the source itself, whose spec estimates this already."""
         return self
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """`fuse_modules` lets Quire's kernels compute parts of a model of the Transformers backend on a GPU.
 
 A modelling file writes an RMS norm as six operations, a gated MLP as five and a rotation of queries and keys as ten. A
-decode step of a small model spends most of its time between such operations. A part is replaced only if it has the
-parameters of the kernel's formula, and if both compute the same for random rows. Any other part stays as it is.
+decode step of a small model spends most of its time between such operations. A norm, MLP or rotation is replaced
+only if it has the form of the kernel's formula, and if both compute the same for random rows. Plain linear layers are
+replaced without a comparison. Any other part stays as it is.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ def raise_for_gguf_files(code: str, folder: Path, missing: str) -> None:
 
 
 class Checkpoint:
-    """All tensors of a folder, by name; a context manager. Raises ConfigError for every flaw, before any tensor is
-    read.
+    """All tensors of a folder, by name; a context manager. Raises ConfigError, before any tensor is read, for files
+    that are missing, unreadable, damaged or at odds with each other. The loaders compare shapes and types with the
+    model's.
 
     `part`: only the tensors of this part of the model, under their names in it.
     """
@@ -58,7 +59,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmap all files. Views must have been dropped before."""
+        """Unmap all files; a file with a view that is still in use stays mapped as long as the view."""
         self._where.clear()
         self._files.close()
 

@@ -81,7 +81,7 @@ class ParameterStore:
         self._stored[spec.packed, spec.layer][spec.role] = rows
 
     def get(self, packed: str, layer: int) -> Tensor | None:
-        """Return a packed tensor, or None if the model has none of this role."""
+        """Return a packed tensor, or None if the model has none of this role or it is stored separately."""
         return self._packed.get((packed, layer))
 
     def require(self, packed: str, layer: int) -> Tensor:
@@ -90,8 +90,9 @@ class ParameterStore:
         return self._packed[packed, layer]
 
     def take_weight(self, packed: str, layer: int) -> Weight:
-        """Return a linear or embedding weight by its packed role, without the suffix `.weight`. A weight in its file's
-        format leaves the store, so that its memory is freed when the caller drops it: a second call raises KeyError."""
+        """Return a linear or embedding weight by its packed role, without the suffix `.weight`. A weight that is
+        stored separately leaves the store, so that its memory is freed when the caller drops it: a second call raises
+        KeyError."""
         bias = self.get(f"{packed}.bias", layer)
         parts = self._stored.pop((f"{packed}.weight", layer), None)
         if parts is None:
@@ -100,7 +101,7 @@ class ParameterStore:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the tensors in bytes."""
+        """Return the memory, in bytes, of the tensors that are still in the store."""
         stored = sum(part.data.nbytes for parts in self._stored.values() for part in parts.values())
         return stored + sum(tensor.nbytes for tensor in self._packed.values())
 

@@ -34,8 +34,8 @@ def rounded_kinds(kinds: Mapping[tuple[str, int], BlockKind], dtype: str) -> dic
 
 
 def check_rounded(store: ParameterStore, specs: Iterable[ParameterSpec]) -> None:
-    """Raise ConfigError if a rounded weight has an infinite value, which its type could not hold: float16 ends at
-    65,504."""
+    """Raise ConfigError if a rounded weight has an infinite value: its type could not hold the file's (float16 ends at
+    65,504), or that was infinite already."""
     for spec in specs:
         values = store.destination(spec)
         parts = (values[first : first + _ROWS] for first in range(0, len(values), _ROWS))

@@ -50,7 +50,8 @@ class KernelCache:
 
     def store(self, name: str, code: bytes) -> None:
         """Store the machine code of a kernel behind its checksum, by renaming a temporary file. If the folder is new,
-        remove old builds first. Do nothing if the folder cannot be used."""
+        remove old builds first. Store nothing if others own or can write the folder. An OSError is not raised; it may
+        leave the temporary file."""
         with contextlib.suppress(OSError):
             if not self._folder.is_dir():
                 self._remove_old_builds()

@@ -267,7 +267,8 @@ class KernelThreadPool:
 
     def ensure_helpers(self, num_helpers: int) -> None:
         """Start daemon helper threads until there are `num_helpers`, at most 255. The first call compiles the kernel
-        and measures how fast a thread spins. Raises RuntimeError if no thread can be started."""
+        and measures how fast a thread spins. Raises RuntimeError if a thread cannot be started; those before it
+        stay."""
         with self._caller_lock:
             if not self._spins_per_ns:
                 _run_jobs(

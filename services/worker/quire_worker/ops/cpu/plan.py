@@ -33,7 +33,8 @@ class CpuPlan:
     """[items * 4]: of each item its first row, its tokens, the position of the first token, and the index of its first
     page in `table`."""
     part_offsets: Int64
-    """[parts + 1]: the first item of each part, then the number of items. All parts cost about the same."""
+    """[parts + 1]: the first item of each part, then the number of items. All parts cost about the same, as far
+    as whole items allow; a part may be empty."""
     num_pairs: int
     """(query, key) pairs of one head in all items, without a window: of each item its tokens times the keys up to its
     last token, those that the causal mask hides included."""
