@@ -4,7 +4,8 @@ itself.
 The array has the contents of `LogitsState`, without logits processors and the repetition rule, for a device that cannot
 run Python between two steps: a header, then sections at the offsets that the header names. Float32 values are stored as
 their bits. The device adds each token that it is fed to four sections: the known ids, their counts, the ring of the
-output's last tokens, and the state of the thinking. Nothing else changes.
+output's last tokens, and the state of the thinking. Nothing else changes, apart
+from the header's numbers of these.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class FamilySource(ModelSource):
     def load(self, options: LoadOptions, progress: Progress, device: torch.device | None = None) -> FamilyWeights:
         """Read or make the weights, for a GPU `device` in bfloat16, whatever `dtype` and `quantize` say. On the CPU,
         linear and embedding weights stay as the files have them, or are rounded (`dtype`) and quantized (`quantize`) as
-        the options say; the digest covers this too. All other weights are float32. Raises ConfigError for values that
-        the type cannot hold, and the errors of the loaders."""
+        the options say; the digest covers this too. All other weights are float32. Raises the errors of the loaders
+        and, on the CPU, ConfigError for values that the type cannot hold."""
         if device is not None:
             store = ParameterStore(self.parameters, torch.bfloat16, device)
             return FamilyWeights(self, store, self.fill(store, options, progress), store.num_bytes)

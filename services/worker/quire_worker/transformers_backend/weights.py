@@ -39,7 +39,8 @@ class LoadedWeights:
 
     model: SplitModel
     digest: bytes
-    """A digest of the weights. It does not depend on how files divide them."""
+    """A digest of the weights, which does not depend on how files divide them; of random weights, one of the seed and
+    the release of transformers."""
     parameters: int
     num_bytes: int
 

@@ -22,7 +22,8 @@ from quire_worker.weights.source_tensors import SourceTensor, source_tensors
 from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
 
 Progress = Callable[[int, int], None]
-"""(done_bytes, total_bytes), called from the loading thread, ever more."""
+"""(done_bytes, total_bytes), ever more. Calls come from the loading thread or, one at a time, from threads of
+transformers."""
 
 # Tensors of old checkpoints that hold what the spec already says.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)

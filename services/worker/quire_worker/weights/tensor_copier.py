@@ -56,7 +56,8 @@ def copy_tensors(
     returns digests (xxh3 of name, type, shape and bytes) by name. `progress` is called from the calling thread with the
     number of bytes done so far.
 
-    If a thread fails, the others take no more tensors, and its error is raised once no thread writes any more.
+    If a thread fails, the others take no more tensors, and its error is raised once no thread writes any more. Copies
+    that the failed thread left to a GPU may still run then.
     """
     copies = list(copies)
     work: queue.SimpleQueue[TensorCopy] = queue.SimpleQueue()
