@@ -28,7 +28,8 @@ def open_model(folder: str | Path, options: LoadOptions, progress: Progress) -> 
     """Report the phase `config`, and read the config of a model folder or GGUF file, with `hf_overrides` applied. Of a
     multimodal model, only the language model's config is returned. Raises ConfigError if a file is missing or
     malformed, or --load-format names another format. Raises Unsupported for weights that the config calls quantized,
-    and for a GGUF architecture or a multimodal class that is not supported."""
+    for a GGUF architecture or a multimodal class that is not supported, and for fields of these that ask for what the
+    worker does not compute."""
     path = Path(folder)
     progress("config", 0, 0)
     gguf = open_gguf(path) if is_gguf(path) else None

@@ -114,8 +114,8 @@ class Checkpoint:
         self._where = {own: self._where[name] for name, own in found.items() if own is not None}
 
     def _single(self) -> Path:
-        """Return the path of the folder's only weight file. Raises ConfigError, with a fix, if the folder has none: it
-        may hold GGUF files, weights in another format, or no weights."""
+        """Return the path of model.safetensors, the weight file of a folder without an index. Raises ConfigError, with
+        a fix, if it is missing: the folder may hold GGUF files, weights in another format, or no weights."""
         path = self.folder / SINGLE_NAME
         if path.is_file():
             return path
