@@ -241,8 +241,8 @@ def model_info(
 
 
 def _check(config: WorkerConfig) -> None:
-    """Raise ConfigError if no model is named, if its folder or file does not exist, or if --device cpu is given with a
-    KV cache larger than this host's memory."""
+    """Raise ConfigError if no model is named, if its path is neither a folder nor a GGUF file, or if --device cpu is
+    given with a KV cache larger than this host's memory."""
     if not config.model:
         raise ConfigError("MODEL_MISSING", "No model is configured.", "Give its folder with --model.", param="model")
     if not Path(config.model).is_dir() and not is_gguf(

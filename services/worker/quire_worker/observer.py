@@ -20,7 +20,8 @@ STEP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.06
 
 
 class WorkerObserver:
-    """Called from the model thread. Sampled tokens count as `sampled`, computed prompt tokens as `prefill`."""
+    """Called from the model thread. Sampled tokens count as `sampled`, and the tokens of prefill chunks as `prefill`:
+    of prompts, and of outputs with which a sequence was started."""
 
     def __init__(self, work: StepWork | None = None) -> None:
         """`work`: what steps of the model take; None: not counted."""
@@ -84,8 +85,8 @@ class WorkerObserver:
 
 
 def _record(trace: SlotTrace) -> None:
-    """Record the sequence's prefill span and, if it had a first token, its decode span. After a failed step the last of
-    these is marked with STEP_FAILED."""
+    """Record the sequence's prefill span and, if it had a first token, its decode span. If the sequence ended by an
+    error, of whatever kind, the last of these is marked with STEP_FAILED."""
     parent = tracing.extract(context_to_pb(trace.context))
     error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
     prefill_end = trace.first_token_ns or trace.ended_ns

@@ -27,7 +27,8 @@ CLOSE_LIMIT_S = 5.0
 
 
 class StepClock:
-    """Measures how long the oldest step in flight has run. One thread launches steps; another thread ends them."""
+    """Measures the time since a step was last launched or has last ended, while steps are in flight. One thread
+    launches steps; another thread ends them."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

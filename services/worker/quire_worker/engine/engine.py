@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def steps(self) -> int:
-        """Number of steps that have ended and were reported."""
+        """Number of the last step that has ended. Steps that a run left unreported when it was over count too."""
         return self.residents.settled
 
     @property
@@ -126,8 +126,8 @@ class Engine:
     def launch(self) -> bool:
         """Form a step and hand it to the device; returns whether a step was launched. Does nothing, and returns False,
         at `depth` steps in flight, before the first budget, or after the budget's last step. Else it first takes in
-        ended moves, and lets waiting slots run if their cached range is ready; if no slot can run then, it returns
-        False. Raises DEVICE_BROKEN or DEVICE_HUNG if the device does."""
+        ended moves, and runs or ends waiting slots (see `_admit`); if no slot can run then, it returns False. Raises
+        DEVICE_BROKEN or DEVICE_HUNG if the device does."""
         if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
@@ -164,10 +164,11 @@ class Engine:
         return self._device.prepare()
 
     def collect(self) -> Report | None:
-        """Process ended steps and moves, and return the next Report; None: there is nothing to report. A Report tells
-        of the oldest step that has ended, and of ended moves. If no step has ended, waiting slots may begin to run, and
-        the Report tells of moves, of due errors without a step, or that the worker drains. While nothing runs, it
-        acknowledges Grants. The observer is told of an ended step. Raises the errors of `Device.take_outcomes`."""
+        """Process ended moves and the oldest ended step, and return the next Report; None: there is nothing to report.
+        If a step has ended, its Report tells of this step alone, and of ended moves. Else waiting slots run or end (see
+        `_admit`), and a Report comes for ended moves, for due errors without a step, once if the worker drains, and,
+        while nothing is in flight, for Grants to acknowledge. Each Report acknowledges the Grants that have retired.
+        The observer is told of an ended step. Raises the errors of `Device.take_outcomes`."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:

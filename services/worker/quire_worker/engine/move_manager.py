@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class MoveManager:
-    """Belongs to the model thread. Every move is reported exactly once, even if it was refused at once."""
+    """Belongs to the model thread. Each move is reported exactly once, even if it was refused at once, but not if
+    `cancel` comes before its report."""
 
     def __init__(
         self, residents: ResidentSlots, transfer_agent: KvTransferAgent, draft: ReportDraft, observer: Observer

@@ -70,7 +70,7 @@ class Device(Protocol):
         more."""
 
     def close(self) -> None:
-        """Release everything. A step that hangs is not waited for."""
+        """Release everything. A running step is waited for, but only for a few seconds, as it may hang."""
 
 
 class Runner(Protocol):

@@ -1,7 +1,8 @@
 """ResidentSlots: sequences come into slots, wait until their cached range is ready, grow, and leave.
 
-Only ResidentSlots changes SlotTable and PageStates, and it keeps them in agreement. It does not know the order of
-Grants, or steps.
+ResidentSlots keeps SlotTable and PageStates in agreement. Other modules write some columns directly: limits and the
+prefill order (GrantRules), known lengths (step_completion), the shown pages (StepBuilder), and the marks of moves and
+exports (MoveManager, ExportOffers). It does not know the order of Grants, or steps.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class AgentMain:
 
 def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
     """Run the agent's process at a lower priority: parse its flags, serve frames until the worker closes the socket,
-    and exit. SIGINT and SIGTERM are ignored. An error is logged and makes the exit code 1. Does not return."""
+    and exit. SIGINT and SIGTERM are ignored. An error in serving is logged and makes the exit code 1. Does not
+    return."""
     given = parse_descriptors(argv, "python -m quire_worker.kv_transfer", __doc__, LISTENERS)
     os.nice(NICENESS)
     listeners = tuple(fd for name in LISTENERS if (fd := getattr(given, name)) is not None)

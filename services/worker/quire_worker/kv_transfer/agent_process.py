@@ -120,8 +120,9 @@ class AgentProcess:
         inherited: Mapping[str, int] | None = None,
     ) -> AgentProcess:
         """Make a ring and a copier for that ring, and return an AgentProcess that starts its process with them.
-        `copy_bytes` bounds what one `take_results` copies; `inherited` has descriptors for the process by flag. With a
-        peers' setup, the copier is first prepared for fetches; if that fails, pulls use other transports."""
+        `copy_bytes` bounds what one `take_results` copies through the ring, but it copies one page at least.
+        `inherited` has descriptors for the process by flag. With a peers' setup, the copier is first prepared for
+        fetches; if that fails, pulls use other transports."""
         ring = Ring.create(setup.page_bytes, setup.slots)
         try:
             copier = make_copier(ring)

@@ -35,7 +35,8 @@ class TransferHandler(Protocol):
     """All methods are called from the process's main thread and return at once."""
 
     def start_job(self, job: Job) -> None:
-        """Carry the job out on another thread. At its end, send ENDED, unless the job was cancelled."""
+        """Carry the job out, without blocking the caller. At its end, send ENDED. A cancelled job may end without it;
+        if ENDED comes all the same, the engine ignores it."""
 
     def cancel_before(self, generation: int) -> None:
         """Cancel all jobs of earlier generations."""

@@ -75,8 +75,8 @@ class Ring:
         return index * self._stride
 
     def close(self) -> None:
-        """Unmap the memory and close the descriptor. Idempotent. Raises BufferError, and leaves the ring open, while a
-        slot's view is not released."""
+        """Unmap the memory and close the descriptor. Idempotent. Raises BufferError while a slot's view is not
+        released: the memory stays mapped and the descriptor open, but the ring can only be closed again."""
         if self.fd >= 0:
             self._bytes.release()
             self._cancellations.release()

@@ -1,5 +1,5 @@
 """AgentSetup: the settings that the engine sends to the KV transfer agent's process, as JSON over a socket that only
-these two share. So the page MAC keys, which are secret, appear on no command line."""
+these two share. So the page MAC keys, which are secret, do not appear on the process's command line."""
 
 from __future__ import annotations
 

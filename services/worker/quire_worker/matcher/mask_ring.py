@@ -140,13 +140,14 @@ class MaskRing:
         return busy
 
     def count_mask(self, thread: int, elapsed_ns: int) -> None:
-        """Add a mask to the totals of a thread of the process: its number of masks, and their time."""
+        """Add a mask to the totals of a thread of the process: its number of masks, and their wall time."""
         self._counters[thread, 0] += 1
         self._counters[thread, 1] += elapsed_ns
 
     @property
     def mask_totals(self) -> tuple[int, int]:
-        """Return the number of masks of the process since the ring was created, and the nanoseconds that they took."""
+        """Return the number of masks that `count_mask` has counted for this process since the ring was created, and the
+        nanoseconds that they took. A sequence's first mask after its compilation or replay is not counted."""
         count, elapsed_ns = self._counters.sum(axis=0).tolist()
         return count, elapsed_ns
 

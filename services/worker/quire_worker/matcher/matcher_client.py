@@ -122,7 +122,7 @@ class MatcherClient:
 
     @property
     def mask_totals(self) -> tuple[int, int]:
-        """Return the number of masks so far, and the nanoseconds that they took."""
+        """See MaskRing."""
         return self._ring.mask_totals
 
     @property

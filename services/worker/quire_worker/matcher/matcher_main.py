@@ -49,7 +49,8 @@ _SWITCH_S = 0.0005
 
 
 def run_matcher(argv: Sequence[str]) -> NoReturn:
-    """Run the process with these command-line arguments, and exit when the worker closes the socket."""
+    """Run the process with these command-line arguments, and exit when the worker closes the socket, or with code 1
+    after an error in serving, which is logged."""
     given = parse_descriptors(argv, "python -m quire_worker.matcher", __doc__)
     exit_now(run_logged("matcher", lambda: _serve(socket.socket(fileno=given.socket), given.ring)))
 

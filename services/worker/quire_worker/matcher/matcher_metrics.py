@@ -58,7 +58,7 @@ class MatcherMetrics:
             self._first_mask_seconds.observe(self._clock() - began_s)
 
     def count_failure(self) -> None:
-        """Count a sequence that failed because of its grammar."""
+        """Count a sequence that failed because of its grammar, or because its masks did not come."""
         self._failures.inc()
 
     def count_held_row(self) -> None:

@@ -58,7 +58,7 @@ class MatcherPool:
 
     @property
     def mask_totals(self) -> tuple[int, int]:
-        """Return the number of masks so far, and the nanoseconds that they took."""
+        """Return the sum over all processes of MaskRing's `mask_totals`."""
         counts, times_ns = zip(*(client.mask_totals for client in self._clients), strict=True)
         return sum(counts), sum(times_ns)
 

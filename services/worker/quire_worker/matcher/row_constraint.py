@@ -105,7 +105,8 @@ class RowConstraint:
         self.mask_source, self.generation = mask_source, generation
 
     def set_open(self, is_open: bool) -> None:
-        """Set whether the process has opened the sequence. False: the process is lost, or is to open it again."""
+        """Set whether the process has opened the sequence. False: the process is lost, or is to open it again. Either
+        way the sequence is not held any more."""
         self.is_open, self.is_held = is_open, False
 
     def set_held(self, is_held: bool) -> None:
@@ -113,7 +114,7 @@ class RowConstraint:
         self.is_held = is_held
 
     def fail(self, error: QuireError) -> None:
-        """Set the error with which the sequence is to end."""
+        """Set the error with which the sequence is to end. From now on it is not ready."""
         self.failure, self.is_open = error, False
 
     def end(self) -> None:

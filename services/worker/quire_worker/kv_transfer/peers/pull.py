@@ -44,8 +44,8 @@ MAX_FRUITLESS_ROUNDS = 2
 
 
 class Pull:
-    """One pull. Only its thread calls `run` and `close`; any thread may call `cancel`. `last_used` is the transport
-    that carried pages last."""
+    """One pull. Its thread calls `run`, then `close`; a pull that gets no thread is closed by its starter. Any thread
+    may call `cancel`. `last_used` is the transport that carried pages last."""
 
     def __init__(
         self,

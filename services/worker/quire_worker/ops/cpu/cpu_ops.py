@@ -1,7 +1,7 @@
 """Implements `Ops` on the CPU: by compiled kernels where torch would read memory several times, else by torch.
 
-The torch reference does the same with plain operations, and tests compare the two. In both, the bits of a row's results
-depend on its own sequence alone.
+The torch reference does the same with plain operations, and tests compare the two. The bits of a row's results depend
+on its own sequence alone; with the torch reference, this holds only where its `batch_invariant` is true.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class CpuOps:
 
         The first step with a number of rows and of threads runs and is recorded; later ones replay the tape. Steps of
         more than 64 rows or with padding rows call `run`. So do passes in which torch itself computed something. A
-        recording that replaced a scratch buffer is not kept, and the next such step is recorded again. All tapes are
-        dropped when a scratch buffer or the page pool was replaced.
+        recording that replaced a scratch buffer is not kept, and the next such step is recorded again. Once a scratch
+        buffer or the page pool was replaced, no tape recorded before is replayed.
         """
         tapes: dict[tuple[int, int], StepTape] = {}
         """By number of rows and of threads."""
@@ -308,7 +308,8 @@ class CpuOps:
         self._run_kernel(row_kernels.sigmoid_gate_rows, rows, 2 * rows * size, _address(x), _address(gate), size)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        """Return what to add: `add_rms_norm`, which follows, adds it to the residual."""
+        """Return `linear`, for the caller to add; `residual` stays as it is. The kernel of a following RMS norm can add
+        it in the same pass."""
         return self.linear(x, weight)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:

@@ -12,9 +12,10 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a BLOOM model: ALiBi in place of RoPE, biases everywhere, a plain MLP that is by default four
-    times as wide as the model, a norm after the embedding, and by default a tied output head. The context is that of
-    the training, although ALiBi does not limit it. Raises Unsupported if residuals come after the norms."""
+    """Build the spec of a BLOOM model: ALiBi in place of RoPE, biases everywhere but in the output head, a plain MLP
+    that is by default four times as wide as the model, a norm after the embedding, and by default a tied output head.
+    The context is that of the training, although ALiBi does not limit it. Raises Unsupported if residuals come after
+    the norms."""
     hidden = config.integer("hidden_size")
     sizes = read_sizes(config, inner=4 * hidden, eps="layer_norm_epsilon", default_eps=1e-5)
     if config.flag("apply_residual_connection_post_layernorm", False):

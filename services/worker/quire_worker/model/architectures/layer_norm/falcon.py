@@ -15,9 +15,10 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Falcon model: RoPE or ALiBi, a plain MLP, biases if configured, a tied head by default.
-    Attention lies beside the MLP in new models and by default; then both share one norm unless the config gives them
-    two, which is the default of new models. The MLP is by default four times as wide as the model.
+    """Build the spec of a Falcon model: RoPE or ALiBi, a plain MLP, a tied head by default, and biases of the layers'
+    linear layers if configured; norms always have biases. Attention lies beside the MLP in new models and by default;
+    then both share one norm unless the config gives them two, which is the default of new models. The MLP is by default
+    four times as wide as the model.
 
     Old models have one KV head (`multi_query`) or as many as query heads; the config of newer models has the number.
     """

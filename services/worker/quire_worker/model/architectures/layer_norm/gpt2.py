@@ -17,9 +17,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a GPT-2 model: learned positions, biases everywhere, a plain MLP, by default a tied output
-    head. If `n_inner` is null or absent, the MLP is four times as wide as the model. Without `scale_attn_weights`,
-    scores are not scaled."""
+    """Build the spec of a GPT-2 model: learned positions, biases everywhere but in the output head, a plain MLP, by
+    default a tied output head. If `n_inner` is null or absent, the MLP is four times as wide as the model. If
+    `scale_attn_weights` is false, scores are not scaled."""
     sizes = read_sizes(config, inner=4 * config.integer("hidden_size"), eps="layer_norm_epsilon", default_eps=1e-5)
     scaled = config.flag("scale_attn_weights", True)
     attention = sizes.attention(rope=None, qkv_bias=True, o_bias=True, scale=0.0 if scaled else 1.0)

@@ -13,9 +13,9 @@ _OFFSET = 2
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Build the spec of an OPT model: learned positions whose table begins two rows later, layer norms with the epsilon
-    1e-5, and a plain MLP; by default all linear layers have biases, and the output head is tied. Raises Unsupported for
-    norms after blocks and for an embedding of another width, as OPT 350M has, for norms without weights, and for a
-    missing last norm."""
+    1e-5, and a plain MLP; by default the layers' linear layers have biases, and the output head, which has none, is
+    tied. Raises Unsupported for norms after blocks and for an embedding of another width, as OPT 350M has, for norms
+    without weights, and for a missing last norm."""
     sizes = read_sizes(config, default_eps=1e-5)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
         if not config.flag(key, True):

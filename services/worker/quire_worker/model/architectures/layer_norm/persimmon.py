@@ -10,9 +10,9 @@ from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
-    """Build the spec of a Persimmon model: biases everywhere, a plain MLP, and RoPE. `config` has the family's defaults
-    already (see `Family.adapt`): squared ReLU, and rotation of half of each head. Query and key heads get layer norms
-    unless `qk_layernorm` is false."""
+    """Build the spec of a Persimmon model: biases everywhere but in the output head, a plain MLP, and RoPE. `config`
+    has the family's defaults already (see `Family.adapt`): squared ReLU, and rotation of half of each head. Query and
+    key heads get layer norms unless `qk_layernorm` is false."""
     sizes = read_sizes(config, eps=LAYER_EPS, default_eps=1e-5)
     normed = config.flag("qk_layernorm", True)
     attention = sizes.attention(
