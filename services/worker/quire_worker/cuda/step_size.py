@@ -72,7 +72,7 @@ class StepSize:
 
     def suits(self, other: StepSize) -> bool:
         """Whether the other size fits into this size's padding. If this size has more than MOST_PADDED_ROWS prefill
-        rows, it may also have at most 1/16 more rows than the other."""
+        rows, it must also have at most 1/16 more rows in all than the other."""
         wasteful = self.rows > MOST_PADDED_ROWS and self.total_rows > (1 + _WASTE) * other.total_rows
         return self.holds(other) and not wasteful
 

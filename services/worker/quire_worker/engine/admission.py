@@ -86,8 +86,8 @@ def grantable(pages: Int32, spec: EngineSpec) -> bool:
 
 
 def bad_pages(pages: Int32) -> QuireError:
-    """Return the error BAD_PAGE for pages that the pool lacks, or that a table names twice; it shows the first
-    eight."""
+    """Return the error BAD_PAGE for pages of which some are not in the pool, or are named twice. It shows the first
+    eight of `pages`, whether these are bad or not."""
     shown = pages[:8].tolist()
     return InvalidArgument(
         "BAD_PAGE",

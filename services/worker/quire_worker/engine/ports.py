@@ -26,8 +26,9 @@ class StepOutcome:
     """The result of a step. Each column has one entry per sequence of the batch."""
 
     token: Int32
-    """[S, W] the sampled tokens that each sequence keeps, from the left, then -1. W is 1 if no sequence has drafts. A
-    sequence that samples, but has no token, no finish and no failure, was held: the step has no effect on it."""
+    """[S, W] the sampled tokens that each sequence keeps, from the left, then negative numbers. W is 1 if no sequence
+    has drafts. A sequence that samples, but has no token, no finish and no failure, was held: the step has no effect on
+    it."""
     finish: NDArray[np.uint8]
     """Finish; ERROR for those in `failed`."""
     failed: dict[int, QuireError]

@@ -25,7 +25,7 @@ class KeptTokens(NamedTuple):
     """The sampled tokens of a step that sequences keep."""
 
     token: Int32
-    """[S, W] from the left, then -1."""
+    """[S, W] from the left, then negative numbers."""
     finish: NDArray[np.uint8]
 
     @property

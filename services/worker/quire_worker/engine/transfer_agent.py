@@ -33,8 +33,10 @@ class MoveResult:
 
 
 class KvTransferAgent(Protocol):
-    """Carries pages. All methods but `close` are called from the model thread and return at once. Only within these
-    calls are a pool's pages read and written."""
+    """Carries pages. All methods but `close` are called from the model thread. They do not wait for I/O, but
+    `cancel_all`, and `take_results` after a failure, wait for copies under way. An agent begins copies of a pool's
+    pages only within these calls. On a GPU, copies go on after the call, and peers may read offered pages
+    themselves."""
 
     wake: Callable[[], None]
     """Set by the replica; called, from whatever thread, when `take_results` has something to do."""

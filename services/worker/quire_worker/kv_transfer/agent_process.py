@@ -139,7 +139,7 @@ class AgentProcess:
 
     def submit(self, move: PageMove) -> bool:
         """Send the move to the process and keep it as open. Returns False if the move's kind is not one of the
-        process's, the move is open already, too many of its kind are, or there is no process."""
+        process's, the move is open already, too many of its kind are, or no process can take frames now."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open

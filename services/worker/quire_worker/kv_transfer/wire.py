@@ -43,7 +43,7 @@ class AgentFrameKind(enum.IntEnum):
     OFFERED = 8
     """The first n pages of an export are filled; peers may fetch them from the engine's memory."""
     FETCHED = 9
-    """n more pages of a pull were copied from the peer's memory into the pool; -1: that memory cannot be opened."""
+    """n more pages of a pull were copied from the peer's memory into the pool; -1: they cannot be fetched."""
     # from the KV transfer agent
     READY = ProcessFrameKind.READY
     """The agent is ready to carry out moves."""

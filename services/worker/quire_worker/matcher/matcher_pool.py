@@ -1,8 +1,9 @@
 """MatcherPool: the engine's side of the matcher, with a client for each of its processes. Several processes compute the
 masks of a step at once, since Python runs one thread of a process at a time.
 
-A new sequence goes to the process with the fewest sequences, and stays there. If a process is lost, only its own
-sequences wait. All processes share the record of grammars that crash a process.
+A new sequence goes to the process with the fewest sequences, if possible one that was not just lost. It may move to
+another process while it waits for a mask slot, and stays once it has one. If a process is lost, only its own sequences
+wait. All processes share the refusals of grammars that crashed a process, but each counts its own crashes.
 """
 
 from __future__ import annotations
