@@ -54,8 +54,9 @@ class Device(Protocol):
     """Set by the run loop; called, from whatever thread, when a step has ended."""
 
     def launch(self, batch: StepBatch) -> None:
-        """Accept a step and return at once. The batch belongs to the device from now on: it writes the tokens that are
-        fed back into `token`. The engine keeps at most `depth` steps in flight."""
+        """Accept a step, and return without waiting for it. The batch belongs to the device from now on: it writes the
+        tokens that are fed back into `token`. The engine keeps at most `depth` steps in flight. If the launch itself
+        fails, a device may run the step's sequences here, one at a time, and may raise DEVICE_BROKEN or DEVICE_HUNG."""
 
     def prepare(self) -> bool:
         """Do some of the work that was deferred at the start (CUDA graphs), for at most some tens of milliseconds.

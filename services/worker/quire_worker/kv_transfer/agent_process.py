@@ -60,7 +60,8 @@ class _Copy:
 
 
 class AgentProcess:
-    """A KvTransferAgent. It calls `wake`, from any thread, when `take_results` has something to do. Owns `ring`."""
+    """A KvTransferAgent, whose constructor starts the process. It calls `wake`, from any thread, when `take_results` has
+    something to do. Owns `ring`."""
 
     def __init__(
         self,
