@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def steps(self) -> int:
-        """Number of the last step that has ended. Steps that a run left unreported when it was over count too."""
+        """Number of the last step that is over: its Report was made, or its run has ended."""
         return self.residents.settled
 
     @property
@@ -167,8 +167,8 @@ class Engine:
         """Process ended moves and the oldest ended step, and return the next Report; None: there is nothing to report.
         If a step has ended, its Report tells of this step alone, and of ended moves. Else waiting slots run or end (see
         `_admit`), and a Report comes for ended moves, for due errors without a step, once if the worker drains, and,
-        while nothing is in flight, for Grants to acknowledge. Each Report acknowledges the Grants that have retired.
-        The observer is told of an ended step. Raises the errors of `Device.take_outcomes`."""
+        while nothing is in flight, for Grants to acknowledge. Each Report acknowledges the Grants that have retired
+        (see `_finish_report`). The observer is told of an ended step. Raises the errors of `Device.take_outcomes`."""
         self._moves.collect()
         self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:

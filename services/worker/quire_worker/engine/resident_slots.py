@@ -2,7 +2,7 @@
 
 ResidentSlots keeps SlotTable and PageStates in agreement. Other modules write some columns directly: limits and the
 prefill order (GrantRules), known lengths (step_completion), the shown pages (StepBuilder), and the marks of moves and
-exports (MoveManager, ExportOffers). It does not know the order of Grants, or steps.
+exports (MoveManager, ExportOffers). ResidentSlots does not know the order of Grants, or steps.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Copy:
 
 
 class AgentProcess:
-    """A KvTransferAgent, whose constructor starts the process. It calls `wake`, from any thread, when `take_results` has
+    """A KvTransferAgent. The constructor starts the process. Calls `wake`, from any thread, when `take_results` has
     something to do. Owns `ring`."""
 
     def __init__(

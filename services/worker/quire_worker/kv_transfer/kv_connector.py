@@ -34,7 +34,7 @@ class KvConnector(Protocol):
 
     @property
     def transport(self) -> str:
-        """The registry name of the transport that was used last, for a load, a store or a probe; empty if none was."""
+        """The registry name of the transport by which a load, a store or a probe last succeeded; empty if none has."""
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
         """Store the move's pages; `page_source.request_pages` asks for those that must be sent. Returns how many pages,

@@ -1,10 +1,10 @@
 """RunLoop: the model thread. It takes messages from its inbox, applies them between steps, launches steps, and hands
 Reports out.
 
-During a run, the model thread waits only for its inbox, which receives Grants, ends of steps and moves, and sessions
-that attach and detach. The reader and writer threads reach it only through queues. So the model never waits for gRPC,
-and a reader waits for the model only while too many Grants are queued. One scheduler is attached at a time. A new
-scheduler replaces the old one: a scheduler that hangs must not lock its replacement out.
+When the model thread has nothing to do, it waits for its inbox, which receives Grants, ends of steps and moves, and
+sessions that attach and detach. The reader and writer threads reach it only through queues. So the model never waits
+for gRPC, and a reader waits for the model only while too many Grants are queued. One scheduler is attached at a time. A
+new scheduler replaces the old one: a scheduler that hangs must not lock its replacement out.
 """
 
 from __future__ import annotations
