@@ -68,7 +68,8 @@ class RowConstraint:
         return self.first_position + len(self.output)
 
     def mask_at(self, position: int) -> TokenMask | None:
-        """Return the tokens that may be sampled at this position; None: the mask is missing, and the row is held."""
+        """Return the tokens that may be sampled at this position; None: the mask is missing, or the sequence has
+        finished or ended."""
         return None if self._is_finished else self.mask_source.mask_at(self, position)
 
     def finish(self, tokens: Many[int] = ()) -> None:

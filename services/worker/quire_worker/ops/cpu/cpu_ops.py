@@ -267,7 +267,7 @@ class CpuOps:
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
-        """Compute attention [R, Q * D] into scratch memory, by the kernel `attend_parts` on several threads. Padding
+        """Compute attention [R, Q * D] into scratch memory, by the kernel `attend_parts` on one thread or more. Padding
         rows are set to zero."""
         out = self._scratch.buffer("attended", plan.rows, shape.heads * shape.head_dim)
         if plan.rows > plan.real_rows:
