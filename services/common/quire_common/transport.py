@@ -44,8 +44,9 @@ _NO_COMPRESSION = 1
 @dataclass(frozen=True, slots=True)
 class PortLimits:
     """The limits of a server for clients outside the cluster. `calls` and `connections` limit the number at the same
-    time; more are refused. `receive_timeout_s` limits the time until the single message of a call has arrived.
-    Compressed messages are refused, because 60 KB may expand to 64 MiB."""
+    time; more are refused, but calls beyond the limit on one connection wait in the client. `receive_timeout_s` limits
+    the time until the single message of a call has arrived. Compressed messages are refused, because 60 KB may expand
+    to 64 MiB."""
 
     message_bytes: int
     calls: int

@@ -41,7 +41,8 @@ class Lease(Generic[H]):
 
 
 class LeaseTable(Generic[H]):
-    """Holds `limit` leases at most, none longer than `max_ms`."""
+    """Holds `limit` leases at most. Neither a grant nor a renewal is for more than `max_ms` from then on; a renewed
+    lease may live longer in all."""
 
     def __init__(self, limit: int, default_ms: int, max_ms: int, clock: Callable[[], float]) -> None:
         self._limit = limit

@@ -53,8 +53,8 @@ class PinnedPages:
 
 class PutOffer(NamedTuple):
     """The indices of the wanted pages, and the lease under which to send them; there is no lease if none is wanted.
-    `admitted` counts the pages, from the first on, that the store has, is receiving or wants; there was no room for the
-    next page."""
+    `admitted` counts the pages, from the first on, that the store has, is receiving or wants; if they are fewer than
+    the run has, there was no room for the next page, or the store drains."""
 
     wanted: list[int]
     lease: Lease[PinnedPages | Put] | None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class StoreCounts:
-    """Counts of pages. `refused` pages were put but did not become visible. `corrupt` pages were damaged when they were
-    put, or later in memory."""
+    """Counts of pages. `refused` pages were to be put but did not become visible, also for lack of room. `corrupt`
+    pages were damaged when they were put, or later in memory."""
 
     hits: int = 0
     misses: int = 0
@@ -42,7 +42,7 @@ class StoreCounts:
 @dataclass(frozen=True)
 class TierStats:
     """The figures of one tier, RAM or below. A page that one tier misses is requested from the next; `misses` counts
-    the pages that this tier did not supply."""
+    the pages that neither this tier nor a faster one supplied."""
 
     name: str
     pages: int

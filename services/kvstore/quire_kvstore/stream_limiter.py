@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamLimiter:
-    """Allows `limit` streams at once, and cancels a stream after `timeout_s`."""
+    """Allows `limit` streams at once, and cancels a stream at the first `sweep` after `timeout_s`."""
 
     def __init__(self, limit: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit

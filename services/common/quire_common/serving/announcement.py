@@ -20,9 +20,9 @@ _CANCEL_LIMIT_S = 1.0
 
 async def announce(config: ServiceConfig, service: str, instance: str, address: str) -> Discovery | None:
     """Register the service under `--advertise`, or else `address`, and return the Discovery; closing it withdraws the
-    registration. Returns None if discovery needs no registration (static, dns). Raises ConfigError for a bad address,
-    one that means every address of the host, or a bad `--discovery`. A registry that is away is not an error: the
-    registration is tried again."""
+    registration. Returns None if discovery needs no registration (static, dns); the address is then not checked.
+    Otherwise raises ConfigError for a bad address, one that means every address of the host, or a bad `--discovery`. A
+    registry that is away is not an error: the registration is tried again."""
     if config.discovery in PASSIVE:
         return None
     advertised = config.advertise or address

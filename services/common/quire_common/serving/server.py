@@ -72,8 +72,8 @@ class BoundServer:
     _leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def fail(self, error: QuireError) -> None:
-        """End the process without a drain. The first error given is logged as the cause, and the exit code says that it
-        failed. Callable from any thread."""
+        """End the process without a drain; a drain that has begun goes on. The first error given is logged as the
+        cause, and the exit code says that it failed. Callable from any thread."""
         self._fail(error)
 
     def set_serving(self, up: bool) -> None:
@@ -84,8 +84,8 @@ class BoundServer:
 
     def when_leaving(self, tell: Callable[[], None]) -> None:
         """Register `tell`, which is called once when a ready service begins to leave, in the service's own thread or
-        loop. The service then still serves, but grpc.health.v1 reports that it is not ready. `tell` can report the same
-        elsewhere."""
+        loop; after `fail` it is not called. The service then still serves, but grpc.health.v1 reports that it is not
+        ready. `tell` can report the same elsewhere."""
         self._leaving.append(tell)
 
     def leave(self) -> None:
@@ -95,7 +95,8 @@ class BoundServer:
 
     def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
         """Before an asyncio server reads a call's first message, `check(path, metadata)` may refuse the call with a
-        QuireError. It sees every call, of health and reflection too."""
+        QuireError. It sees each call of a registered method, of health and reflection too. For a threaded server this
+        has no effect."""
         self._gate.guard(check)
 
 
@@ -171,7 +172,7 @@ def run_aio(
 
 def public_server(limits: PortLimits | None, gate: CallGate, callers: CallerCheck | None = None) -> grpc.aio.Server:
     """Make an asyncio gRPC server with the interceptors of all services, and `gate` after them. `limits` None: a port
-    that only peers reach, without limits. `callers` refuses callers by their certificates."""
+    that only peers reach, with the limits of SERVER_OPTIONS alone. `callers` refuses callers by their certificates."""
     receive_timeout_s = limits.receive_timeout_s if limits else 0.0
     return grpc.aio.server(
         interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s, callers=callers), gate],

@@ -1,8 +1,8 @@
 """Log lines: one JSON object or one readable line per event, on stderr, with request and trace ids.
 
-Fields are keyword arguments: `log.info("page stored", pages=3)`. Prompts and keys are never logged. Callers must not
-pass them, and as a last resort this module masks fields with such names. It does not know where the lines go
-afterwards.
+Fields are keyword arguments: `log.info("page stored", pages=3)`. Prompts and keys must not be logged. Callers must not
+pass them, and as a last resort this module masks fields with such names. It does not look into messages, nested values
+or tracebacks. It does not know where the lines go afterwards.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def get_logger(name: str) -> Log:
 
 def setup_logging(service: str, level: str, fmt: str, *, instance: str = "", stream: TextIO | None = None) -> None:
     """Send all log lines of the process, of `level` and above, to `stream` (None: stderr), in place of an earlier
-    setup. `fmt` is json; any other text means pretty. Python's warnings are logged too. `service` and `instance` are in
-    each JSON line, and `service` in each readable one."""
+    setup. A logger with a level of its own, as `quire.audit`, keeps that level. `fmt` is json; any other text means
+    pretty. Python's warnings are logged too. `service` and `instance` are in each JSON line, and `service` in each
+    readable one."""
     set_identity(service, instance)
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)

@@ -34,7 +34,7 @@ class SpanRecorder:
     """The spans of one process. All methods may be called by several threads at once."""
 
     def __init__(self, processor: SpanProcessor, resource: Resource, ratio: float) -> None:
-        """The processor gets each span when it ends. `ratio` is the share of the traces beginning here that are
+        """The processor gets each sampled span when it ends. `ratio` is the share of the traces beginning here that are
         sampled; a trace with a parent keeps the parent's decision."""
         self._processor = processor
         self._resource = resource

@@ -74,10 +74,10 @@ def setup_tracing(
     """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests), in place of an earlier setup.
     Without either, do nothing.
 
-    `ca` is a PEM file with the authority of an https endpoint; empty: the system's authorities. `ratio` is the share of
-    traces that are sampled, among traces that begin in this process. A trace with a parent keeps the parent's decision.
-    Raises ConfigError if the authority is unreadable, or if it is given for an endpoint that is not https; an earlier
-    setup has ended then.
+    `ca` is a PEM file with the authority of an https endpoint; empty: the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE
+    or, if that is not set, the system's. `ratio` is the share of traces that are sampled, among traces that begin in
+    this process. A trace with a parent keeps the parent's decision. Raises ConfigError if the authority is unreadable,
+    or if it is given for an endpoint that is not https; an earlier setup has ended then.
     """
     global _recorder  # noqa: PLW0603  # tracing is a property of the process
     if not endpoint and processor is None:
@@ -261,7 +261,9 @@ def extract_headers(headers: Mapping[str, str]) -> Context:
 
 def _otlp_processor(endpoint: str, ca: str) -> SpanProcessor:
     """Make the processor that sends spans to the endpoint in batches from a bounded queue, over TLS if the endpoint
-    begins with https. Without `ca`, the system's authorities apply. Raises ConfigError as `_authority` does."""
+    begins with https. For another endpoint OTEL_EXPORTER_OTLP_INSECURE decides; if that is not set, only one that
+    begins with http:// is reached without TLS. Without `ca`, the authorities are those of
+    OTEL_EXPORTER_OTLP_CERTIFICATE or, if that is not set, the system's. Raises ConfigError as `_authority` does."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     from quire_common.telemetry.otlp_spans import OtlpSpans

@@ -2,7 +2,8 @@
 
 The Unix socket is abstract and has a random name, which clients learn over gRPC. So no file can be left behind, and
 only processes of the same host (of the same network namespace) find it. Each client must show the key of a lease. At
-the limit, a new connection replaces the one that has waited longest without showing a key.
+the limit, a new connection replaces the one that has waited longest without showing a key; if all have shown one, the
+new connection is refused.
 """
 
 from __future__ import annotations

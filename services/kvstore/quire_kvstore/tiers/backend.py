@@ -1,4 +1,5 @@
-"""TierBackend: the interface of a tier below RAM. A backend keeps framed pages or loses them, and never raises."""
+"""TierBackend: the interface of a tier below RAM. A backend keeps framed pages or loses them, and does not raise the
+errors of its medium."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class TierBackend(Protocol):
         """Most bytes that the backend may take; 0 if the kvstore sets no limit."""
 
     def held_keys(self) -> list[PageKey]:
-        """Return the keys of all pages, the page used last at the end; none if they are unknown."""
+        """Return the keys of all pages, in the eviction policy's order; none if they are unknown."""
 
     def may_have(self, key: PageKey) -> bool:
         """Return False if a read would certainly not find the page."""

@@ -1,4 +1,5 @@
-"""Pages on a disk of this machine, which are found again after a restart. Every failure is counted and is a miss.
+"""Pages on a disk of this machine, which are found again after a restart. A failed read is a miss, and a page whose
+write fails is not kept here. Failures are counted, except that of a missing file.
 
 If the disk cannot be opened, the backend tries again now and then. If it cannot be written to (full, read-only,
 broken), the backend does not write for `retry_s`, but still reads. The disk counts as full when less than

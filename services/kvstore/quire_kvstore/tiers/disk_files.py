@@ -108,7 +108,8 @@ class DiskFiles:
 
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write a framed page to its file, and set the file's time to `stamp_ns`. An earlier file of the page is
-        replaced. If the write fails, OSError is raised, and nothing of the new file is left."""
+        replaced. If the write fails, OSError is raised, and the new file is removed if the disk lets that; otherwise
+        the next `scan` tries again."""
         self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
@@ -124,8 +125,8 @@ class DiskFiles:
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
         """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
         removed, and so are page files whose header is unreadable or does not fit their name or length. Files that are
-        none of ours stay. `figures` counts the removed files and the foreign ones (a foreign folder as one). Raises
-        OSError if a folder cannot be listed."""
+        none of ours stay. `figures` counts the removed files, also those that could not be removed, and the foreign
+        ones (a foreign folder as one). Raises OSError if a folder cannot be listed."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -146,8 +147,8 @@ class DiskFiles:
 
     def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write the page to a temporary file, padded with zeros to whole blocks and with `stamp_ns` as its time, then
-        rename it. Aligned blocks go to the disk without a copy. On failure the temporary file is removed and OSError is
-        raised."""
+        rename it. Aligned blocks go to the disk without a copy. On failure the temporary file is removed, if the disk
+        lets that, and OSError is raised."""
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
         zero_copy = self._zero_copy_bytes(framed)

@@ -36,7 +36,8 @@ Reply = int | bytes | ErrorReply | None
 
 
 class RedisConnection:
-    """A connection. `timeout_s` limits each wait for the socket to take or give bytes, and each answer as a whole."""
+    """A connection. `timeout_s` limits each wait for the socket to take or give bytes, and each answer as a whole,
+    which may take up to twice as long (see `_receive_into`)."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
         """Connect and log in; raises RedisConnectionLost if Redis cannot be reached or refuses the login."""

@@ -69,8 +69,8 @@ class TierCallbacks(Protocol):
     lock."""
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """Return memory for the framed page; None if no lookup waits for the page any more or there is no room. With
-        None, the job has ended."""
+        """Return memory for the framed page; None if no lookup waits for the page any more, RAM has the page by now, or
+        there is no room. With None, the job has ended."""
 
     def on_page_read(self, job: PageJob) -> None:
         """Take a page that the backend has read into its buffer. The page is intact."""

@@ -1,5 +1,5 @@
-"""The port for metrics and administration, apart from the public port. A key needs the scope `metrics` or `admin` on
-this port.
+"""The port for metrics and administration, apart from the public port. If the router has keys, /metrics needs one with
+the scope `metrics`, and every other path but the probes one with the scope `admin`.
 
 Operators pause and drain this router process here. Administrative paths of vLLM that need an engine are refused by
 name. The port opens only if `--metrics-listen` names an address. Without keys, only programs of the same machine may

@@ -3,8 +3,8 @@
 The first 64 KiB of each body are free. `--max-connections` bounds their sum, and so slow or large bodies never block a
 small one. Bytes beyond 64 KiB count when they arrive, whatever Content-Length says. Each counts twice, since a body and
 what was parsed of it exist at the same time, and later the parsed prompt and the message to a tokenizer. A tenant may
-use up to half of the bytes that are free without it, so that other tenants always find room. This module knows nothing
-of the contents of bodies.
+use up to half of the bytes that are free without it, so that no tenant alone takes all of them. This module knows
+nothing of the contents of bodies.
 """
 
 from __future__ import annotations

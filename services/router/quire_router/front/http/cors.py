@@ -21,8 +21,8 @@ _EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", b"retry-a
 
 
 class Cors:
-    """The configured rules. `*` among the origins, methods or headers means any. With credentials, the answer names the
-    page's own origin."""
+    """The configured rules. `*` among the origins or headers means any. Among the methods it is passed on, and browsers
+    take it as any method only without credentials. With credentials, the answer names the page's own origin."""
 
     def __init__(
         self, origins: Sequence[str], methods: Sequence[str], headers: Sequence[str], *, credentials: bool

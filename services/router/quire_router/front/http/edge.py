@@ -2,7 +2,7 @@
 and counts requests.
 
 Authentication is an allow-list. If keys are set, every path that is not in OPEN_PATHS needs a key, unknown paths
-included.
+included. A CORS preflight needs none at any path.
 """
 
 from __future__ import annotations

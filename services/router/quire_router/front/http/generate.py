@@ -68,8 +68,8 @@ class Serving:
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
         """Make the caller of a request: ids, tenant, trace, priority, and the shorter of the router's and the body's
-        timeout (0: none). If no header has a request id, a valid id in the body replaces the exchange's, also in the
-        log."""
+        timeout (0: none). If no header has a usable request id, a valid id in the body replaces the exchange's, also in
+        the log."""
         if not exchange.id_from_header and parsed.request_id:
             exchange.use_request_id(request_id_from(parsed.request_id) or exchange.request_id)
             bind_request_id(exchange.request_id)

@@ -138,9 +138,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
 
     async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
-        """Return the name of the first model that the key may use, its context length, vocabulary size, architecture
-        and EOS token ids. The longest input is one token shorter than the context. Raises Unavailable while no model is
-        known, and PermissionDenied if the key may use none."""
+        """Describe the first model that the key may use: its own name (`model_path`, `tokenizer_path`) and the one it
+        is served under, its context length, vocabulary size, architecture and EOS token ids. The longest input is one
+        token shorter than the context. Raises Unavailable while no model is known, and PermissionDenied if the key may
+        use none."""
         served = self._parts.catalog.resolve("", self._authenticate(context).limits)
         model = served.model
         return vb.GetModelInfoResponse(
@@ -159,7 +160,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
         """Return the number of sequences in flight (as `active_requests`), whether admission is paused, the uptime in
         seconds, and the Unix time at which the last Generate call arrived (0: none has). Also returns the engine's page
-        size, KV dtype and most sequences in a batch. Raises Unavailable while there is no replica."""
+        size, KV dtype and most sequences in a batch. Raises Unavailable while there is no replica or no model is
+        known."""
         self._authenticate(context)
         replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
         return vb.GetServerInfoResponse(

@@ -70,7 +70,7 @@ class BodyParser:
         the child process; a shorter one is parsed here. `defaults`, `timings`: see `parse_body`. Raises the parser's
         InvalidArgument or Unsupported. For a short body, other exceptions of the parser pass on. For a long body, also
         raises TooLarge if it takes too much processor time or memory, Unavailable if the process failed or took more
-        than 30 s, and Internal for a mistake of the parser."""
+        than 30 s, Internal for a mistake of the parser, and OSError if the system can make no process."""
         if len(body) <= LONG_BYTES:
             return parse_body(parser, body, self._limits, defaults, timings=timings)
         job = {

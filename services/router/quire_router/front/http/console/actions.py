@@ -77,8 +77,9 @@ class ConsoleActions:
         ]
 
     async def cancel(self, request: Request) -> Response:
-        """End a running request of any tenant; the body names it by its number and its request id. The request's client
-        gets the output so far, then an error. Raises NotFound unless this process runs such a request."""
+        """End a running request of any tenant; the body names it by its number and its request id. A client that
+        streams gets the output so far, then an error; another client gets the error alone. Raises NotFound unless this
+        process runs such a request."""
         values = await self._read(request, CANCEL)
         number, request_id = required(values, "number"), required(values, "request_id")
         bind_subject(request_id)
