@@ -90,7 +90,8 @@ def tls_files(config: ServiceConfig) -> TlsFiles:
 
 def server_credentials(files: TlsFiles, what: str = "TLS") -> grpc.ServerCredentials | None:
     """Return TLS credentials if there is a certificate (mutual if there is an authority too), else None. They follow
-    the files, which logs and metrics call `what`. Raises ConfigError for files that cannot be loaded."""
+    the files, which logs and metrics call `what`. Raises ConfigError for files that cannot be loaded at first; later
+    the former ones stay."""
     if not files.any_pair:
         return None
     watched = WatchedFiles(what, files.paths, lambda: read_tls_files(files))

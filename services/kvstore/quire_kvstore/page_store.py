@@ -144,8 +144,8 @@ class PageStore:
     @contextlib.contextmanager
     def sendable_page(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
         """Context manager: yield the framed bytes of a pinned page that is to go over a network, after adding its MAC
-        if there is a MAC key. The bytes stay in place meanwhile. Raises NotFound if the lease is unknown, has expired
-        or is a put's."""
+        if there is a MAC key and the page has no MAC under it. The bytes stay in place meanwhile. Raises NotFound if
+        the lease is unknown, has expired or is a put's."""
         with self.page_view(lease_id, index) as framed:
             if self._mac is not None:
                 authenticate_page(*split_page(framed), self._mac)

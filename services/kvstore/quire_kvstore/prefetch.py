@@ -24,8 +24,9 @@ WINDOW = 64
 
 
 class Prefetch:
-    """The pages of a run by index, up to the first page that no tier has. The pages stay pinned. `stamp_ns` is the time
-    of the lookup (`time.time_ns()`); `outstanding` counts its loads under way, at most WINDOW."""
+    """The pages of a run by index, up to the first page that no tier has or that cannot be loaded. The pages stay
+    pinned. `stamp_ns` is the time of the lookup (`time.time_ns()`); `outstanding` counts its loads under way, at most
+    WINDOW."""
 
     def __init__(self, keys: Sequence[PageKey], lock: threading.Lock, stamp_ns: int) -> None:
         self.keys = keys
@@ -74,7 +75,7 @@ class Prefetch:
         self.changed.notify_all()
 
     def truncate(self, index: int) -> None:
-        """End the prefix before this index, since no tier has its page, and wake the lookup."""
+        """End the prefix before this index, since no tier has its page or it cannot be loaded, and wake the lookup."""
         self._limit = min(self._limit, index)
         self.changed.notify_all()
 

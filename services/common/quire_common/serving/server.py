@@ -190,11 +190,11 @@ async def _serve_aio(
 ) -> int:
     """Run the service from binding its port to its end, and return the exit code: 2 if the start, the service or its
     drain failed, with the first failure logged, else 0. It starts, is announced, and serves until a signal or
-    `BoundServer.fail`. Then health says that the service is not ready, and its announcement is withdrawn. Unless it
-    failed, it leaves, waits for `--drain-delay-s` or another signal, and drains. In any case it is closed. If the start
-    fails, it is closed at once. A signal during the start cancels the start; the service is then drained and closed
-    without having been announced, and without the delay. With `metrics_port`, metrics and probes are served too. With
-    `limits`, clients that stay connected are told to connect anew while the service drains."""
+    `BoundServer.fail`. Then health says that the service is not ready. Unless it failed, it leaves. Its announcement is
+    withdrawn. Unless it failed, it waits for `--drain-delay-s` or another signal, and drains. In any case it is closed.
+    If the start fails, it is closed at once. A signal during the start cancels the start; the service is then drained
+    and closed without having been announced, and without the delay. With `metrics_port`, metrics and probes are served
+    too. With `limits`, clients that stay connected are told to connect anew while the service drains."""
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     loop, failures = asyncio.get_running_loop(), list[QuireError]()

@@ -90,7 +90,8 @@ class RedisAddress:
 
 def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
     """Return a function that returns the Redis's current address: that of `url` or, with `url_file`, of the URL in that
-    file, which is read again after it changes. Raises ConfigError for a bad URL, or a file that cannot be read."""
+    file, which is read again after it changes. Raises ConfigError for a bad URL, or a file that cannot be read, at this
+    call; at a later change the former address stays."""
     if not url_file:
         address = RedisAddress.parse(url)
         return lambda: address

@@ -333,8 +333,8 @@ def _mark_key(tenant: str, response_id: str) -> str:
 
 @contextmanager
 def _asking_redis() -> Iterator[None]:
-    """Return a context for a call to Redis, which records in the metrics whether Redis answered. Raises Unavailable if
-    it did not."""
+    """Return a context for a call to Redis, which records in the metrics whether Redis answered. An error as the answer
+    counts as none. Raises Unavailable if there was none."""
     try:
         yield
     except (RedisError, OSError) as error:
