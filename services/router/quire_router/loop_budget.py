@@ -14,7 +14,8 @@ from quire_router.off_loop import MOST_VALUES
 
 
 class LoopBudget:
-    """At most `most_values` values per turn of the loop. Work that does not fit waits for a later turn, in order."""
+    """Lets through at most `most_values` values per turn of the loop, or one larger piece. Work that does not fit
+    waits, in order. It runs one turn after it was let through, so a turn may have this work and as much new work."""
 
     def __init__(self, most_values: int = MOST_VALUES) -> None:
         self._most_values = most_values
@@ -22,8 +23,9 @@ class LoopBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def acquire(self, values: int) -> None:
-        """Return in a turn of the loop that has room for this many values, in the order of the calls. A call for more
-        than a whole budget gets a turn for itself."""
+        """Return at once if this turn of the loop has room for this many values and no earlier call waits. Otherwise
+        wait for a turn that has room, in the order of the calls, and return in the turn after it. A call for more than
+        a whole budget gets the budget of a turn for itself."""
         if not self._waiting and self._fits(values):
             self._spend(values)
             return
@@ -42,8 +44,8 @@ class LoopBudget:
         self._spent += values
 
     def _renew(self) -> None:
-        """Begin the budget of the next turn, and let in as many waiting calls as it has room for. They run in that
-        turn."""
+        """Begin the budget of the next turn, and let in as many waiting calls as it has room for. They run one turn
+        later, when this method has already begun the next budget."""
         self._spent = 0
         while self._waiting and self._fits(self._waiting[0][0]):
             values, turn = self._waiting.popleft()

@@ -211,7 +211,7 @@ class PlainHistograms:
         return self._by_model[model]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the metric family. The thread that serves metrics calls this."""
+        """Yield the metric family. Called at each scrape, in the event loop, which serves the router's metrics."""
         family = HistogramMetricFamily(self._name, self._help, labels=_MODEL)
         for model, histogram in self._by_model.items():
             histogram.add_to(family, (model,))

@@ -75,8 +75,8 @@ log = get_logger(__name__)
 
 class RouterService:
     """Implements AioService. HTTP and gRPC are open at once; `start` returns when the router could answer a first
-    request. The constructor makes all parts and binds the HTTP port. It raises ConfigError for a configuration that
-    cannot work."""
+    request. The constructor makes all parts, and binds the HTTP and admin ports. It raises ConfigError for a
+    configuration that cannot work, except for what only `start` checks."""
 
     name = "router"
 

@@ -35,9 +35,9 @@ class Export:
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def ticket_came(self, ticket: Ticket, source: TransferSource) -> None:
-        """Make a transfer of the first ticket, and offer its pages to the client: engine, address, transfer id and
-        sizes. The router does not renew its lease. Later tickets are ignored, because a sequence that starts again at
-        the engine keeps its first ticket."""
+        """Make a transfer of the ticket, and offer its pages to the client: engine, address, transfer id and sizes. The
+        router does not renew its lease. A ticket is ignored while there is a transfer, because a sequence that starts
+        again at the engine keeps its first ticket. After `take_over`, the ticket of the next engine counts."""
         if self._transfer is not None:
             return
         self._transfer = Transfer(ticket, source, of_session=False)

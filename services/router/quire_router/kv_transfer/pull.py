@@ -47,8 +47,8 @@ class Pull:
         return KvTransfer(ticket=self.transfer.ticket)
 
     def end(self, found: PulledPages) -> None:
-        """Record the result of the pull in metrics and timings, and release the transfer, because the ticket is not
-        needed any more."""
+        """Record the result of the pull in metrics and timings. Release the transfer, because the ticket is not needed
+        any more, and the reserved load."""
         if found.error is not None:
             metrics.pull_failures.labels(found.error.code).inc()
         metrics.pulled_pages.inc(found.pages)

@@ -1,5 +1,5 @@
-"""Renews the leases of all open transfers. At each third of the shortest lease, every scheduler gets one message that
-renews all its transfers."""
+"""Renews the leases of all open transfers. At each third of the shortest lease, each scheduler that has open transfers
+gets one message that renews all of them."""
 
 from __future__ import annotations
 

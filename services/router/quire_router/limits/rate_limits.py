@@ -1,9 +1,9 @@
 """Rate limits per tenant. A request is admitted or refused at once. Its tokens are charged later.
 
-A request is admitted if its tenant's request bucket has a request left and its token bucket is not in debt. A prompt is
+A request is admitted if its tenant's request bucket has a request left and its token bucket a token. A prompt is
 charged by an estimate, which is corrected when the prompt is encoded. An answer is charged when it ends. So the tokens
-in flight may bring a bucket into debt, and then no request is admitted until the bucket has filled again. Over time the
-limit therefore holds exactly, even if clients do not say how long their answers will be.
+in flight may bring a bucket into debt, and then no request is admitted until the bucket has a token again. Over time
+the limit therefore holds exactly, even if clients do not say how long their answers will be.
 
 With Redis, all routers share the buckets. Each router keeps a copy of the levels in Redis. If Redis stops answering,
 the router limits by this copy. If Redis comes back without its data, the router sends the levels of the copy.

@@ -57,8 +57,8 @@ return answer
 
 
 class SharedConcurrency:
-    """This router's leases in Redis. Calls raise one of `shared_buckets.FAILURES` if Redis does not answer within
-    `timeout_s`."""
+    """This router's leases in Redis. Calls raise one of `shared_buckets.FAILURES` if Redis does not answer. `timeout_s`
+    bounds the wait for a connection and the wait for each answer, not a call as a whole."""
 
     def __init__(self, url: str, url_file: str = "", lease_s: float = LEASE_S, timeout_s: float = TIMEOUT_S) -> None:
         self._redis = open_redis(
@@ -71,9 +71,9 @@ class SharedConcurrency:
     async def hold(
         self, tenant: str, places: int, asking: Sequence[tuple[int, int]] = ()
     ) -> tuple[Sequence[bool], int]:
-        """Set this router's lease to `places` in all, whatever other routers hold; 0 deletes the lease. `asking` has
-        (places, limit) for each request that waits. In their order, add the places of each request that has room below
-        its limit to the lease. Expired leases of other routers are deleted.
+        """Set this router's lease to `places` in all, whatever other routers hold. `asking` has (places, limit) for
+        each request that waits. In their order, add the places of each request that has room below its limit to the
+        lease. A lease that has 0 places then is deleted, and so are expired leases of other routers.
 
         Returns for each request whether there was room, and the number of places that other routers hold.
         """

@@ -2,9 +2,10 @@
 *expected*, because a request that was just placed will fill them.
 
 Expected pages are in two generations. New ones go to the younger generation. When the time of a generation is over, the
-older one is dropped. So an expected page lasts between one and two times `expected_s`, unless its holder reports it
-first. A holder that leaves is no longer found at once, and its pages are swept later. Only one thread may use a
-directory. The directory knows nothing of streams.
+older one is dropped. The generations change only when a page is looked up or expected. So an expected page lasts
+between one and two times `expected_s`, or up to three times after long pauses between such calls. A holder that leaves
+is no longer found at once, and its pages are swept later. Only one thread may use a directory. The directory knows
+nothing of streams.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class PageDirectory:
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
         """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there. The
-        expectation ends after one to two times `expected_s`. Pages that find no room are dropped and counted."""
+        expectation ends some time after `expected_s` (see the module). Pages that find no room are dropped and
+        counted."""
         self._turn_generations(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 

@@ -46,8 +46,9 @@ class PageStream:
 
     async def run(self) -> None:
         """Follow the holder's page events until cancelled, then forget the holder's pages and close the channel. A
-        stream that breaks, ends or sends a malformed frame is opened again after a backoff. If events were missed, this
-        is logged and counted, and the stream is opened again at once and begins with a snapshot."""
+        stream that breaks or ends is opened again after a backoff. If events were missed, this is logged and counted,
+        and the stream is opened again at once and begins with a snapshot. An exception of another kind, as for page
+        hashes of a wrong length, ends this method, and nothing opens the stream again."""
         channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
@@ -76,8 +77,8 @@ class PageStream:
         Then, also after an error, tell the holder that the stream has ended, and start the timer of `page_grace_s`,
         after which the holder's pages are forgotten, unless the timer runs already. The first frame of a stream stops
         this timer and resets the backoff. Records open streams, complete snapshots and the age of changes in the
-        metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and QuireError for a
-        malformed frame."""
+        metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and ValueError if a frame's
+        hashes together are no multiple of eight bytes; other wrong lengths are not noticed."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)

@@ -64,8 +64,9 @@ class Disaggregation:
         """Choose the row that decodes the request and, if disaggregation pays, the row that prefills it. First the
         policy for whole requests chooses one of the rows that decode, or one of all rows if none decodes. This row runs
         the whole request in four cases: no row may prefill for others or none decodes, fewer than `least_tokens` tokens
-        are uncached at that row, no two rows fit together, or `_split_pays` says no. There must be at least one row.
-        Counts the decision in the metrics, except in the first case."""
+        are uncached at that row, no two rows fit together, or `_split_pays` says no. Otherwise `_pair` has chosen both
+        rows, and with a policy for pairs another row may decode. There must be at least one row. Counts the decision in
+        the metrics, except in the first case."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
         whole = policies.whole.choose(request, behind if len(behind) else rows)

@@ -75,9 +75,9 @@ class Placer:
 
     def _reserve_pull(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
         """Reserve the load of a request at the row that decodes the request. The tokens that the row's device lacks
-        count as pulled, not as computed: they do not delay the engine, but they delay other pulls. With a view of
-        pages, record in the page directory that the pages are expected there. `near`: the other side is on the same
-        host."""
+        count as pulled once `start_pull` is called, and never as computed: they delay other pulls, not the engine. With
+        a view of pages, record in the page directory that the pages are expected there. `near`: the other side is on
+        the same host."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(request, np.array([row]))[0][0])

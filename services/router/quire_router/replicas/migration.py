@@ -5,8 +5,8 @@ If another replica should compute the prompt, the sequence begins with a Handoff
 module moves the sequence to the decode side.
 
 If no replica can take a sequence, the sequence waits. It fails after it was without an engine for `--migration-wait-s`,
-counted since its last token. A request is not passed on if it has lost `--migration-limit` engines in a row without a
-new token (see poison_detection.py).
+counted since its last token. A request is not passed on if `--migration-limit` of the engines that it has lost since
+its last token count against it (see poison_detection.py).
 
 This module knows nothing of streams. sequences/engine_failure.py interprets the failures of engines, and placement/
 chooses the best replica.
@@ -141,7 +141,8 @@ class Migration:
             self._serve_waiting()
 
     def close(self) -> None:
-        """Stop moving sequences. Sequences that wait fail now; a sequence that loses its engine later fails, too."""
+        """Fail the sequences that wait for an engine now, and each sequence that loses its engine later. A sequence
+        whose prefill ends later still goes to its decode side."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -150,10 +151,11 @@ class Migration:
             sequence.fail(session_lost())
 
     def _gives_up(self, sequence: SequenceState, history: MigrationHistory, failure: EngineFailure) -> bool:
-        """Fail the sequence if it has lost too many engines in a row without a new token. If this failure says that its
-        replica is full, and no engine has run the sequence yet, record in the history that the replica was full. Then
-        also fail the sequence, with the failure's error, if no other replica could take it now, except those that were
-        full too. Returns whether the sequence has failed."""
+        """Record the failure with the sequence's poison detection, and fail the sequence if it has lost too many
+        engines since its last token (see `PoisonDetector.verdict`). If this failure says that its replica is full, and
+        no engine has run the sequence yet, record in the history that the replica was full. Then also fail the
+        sequence, with the failure's error, if no other replica could take it now, except those that were full too.
+        Returns whether the sequence has failed."""
         epoch = self._chooser.epoch_of(failure.instance)
         error = history.poison.verdict(sequence.engine, failure, epoch, self._chooser.still_runs, self._limit)
         if error is not None:

@@ -28,7 +28,8 @@ _SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1 << 14), ("grpc.http2.bdp_probe
 
 
 class SchedulerClient:
-    """One channel. Calls raise grpc.RpcError."""
+    """One channel. Calls raise grpc.RpcError; `model` and `ticket` also raise InvalidArgument for a malformed
+    answer."""
 
     def __init__(self, address: str, config: RouterConfig) -> None:
         self._channel = aio_channel(address, config, SCHEDULER, _SMALL_WINDOW)

@@ -3,7 +3,7 @@
 If an engine broke while the sequence ran there, the cause may be this sequence, another sequence, or an unrelated
 fault. A lost engine counts against the sequence under two conditions. It failed in the same way as the engine that was
 lost last (`Outage.kind`). And at least half of the other sequences that ran there have got tokens since, so the fault
-seems to follow this sequence.
+seems to follow this sequence. The engine that was lost just now counts without the second condition.
 
 Other lost engines do not count. An engine that was only unreachable, and comes back in the same epoch, had not broken.
 If the sequence only waited at an engine, it has hardly caused the failure. But a sequence does not move from engine to

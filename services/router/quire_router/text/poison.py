@@ -1,8 +1,8 @@
 """Poison-request detection: a request at which two tokenizers in a row are lost fails instead of losing a third.
 
-When a tokenizer is lost, the requests that it was working on become suspects. A suspect is retried alone: meanwhile
-its Detokenize stream has no other message in flight, or its unary call is the only one at that tokenizer. An answer
-clears a suspect.
+When a tokenizer is lost, the requests that it was working on become suspects. A suspect is retried alone: meanwhile its
+Detokenize stream has no other message in flight, or its unary call is, if possible, the only one at that tokenizer. A
+loss while other unary calls ran there too does not count against a suspect. An answer clears a suspect.
 """
 
 from __future__ import annotations

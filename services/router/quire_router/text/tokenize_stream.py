@@ -32,7 +32,8 @@ log = get_logger(__name__)
 
 class TokenizeStream:
     """Call `takes`; if it returns True, call `ask` before the next await. `patience_s` is the longest time that an
-    answer may take. If the stream receives nothing at all in this time, a new stream replaces it."""
+    answer may take. If the stream receives nothing at all while it owes an answer for this time, a new stream replaces
+    it; an idle stream stays."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerStub, patience_s: float) -> None:
         self._stub = stub

@@ -104,7 +104,7 @@ class TokenizerPool:
 
         The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, each
         with a tokenizer to itself if possible. A loss while other calls ran beside a suspect does not count against it.
-        So only the call that causes the losses loses a second tokenizer; this call fails then.
+        So the second loss that counts nearly always belongs to the call that causes the losses; this call fails then.
         """
         attempts = lost = 0
         while attempts < _ATTEMPTS:

@@ -205,7 +205,8 @@ class Scheduler:
             self._lifecycle.fail(request, deadline_error(), now)
 
     def take_outputs(self) -> list[SessionOutputs]:
-        """Return the outputs since the last Report, and clear them: admissions, aborts and failures."""
+        """Return the outputs since they were last taken, and clear them: admissions, ends of pulls, aborts and
+        failures."""
         return self._replica.outputs.take_outputs()
 
     def take_effects(self) -> Effects:

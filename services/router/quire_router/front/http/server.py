@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """The server is open from `start` to `close`. A client that takes nothing for `stall_s` (0: never) is disconnected.
+    """The server answers from `start` to `close`. A client that takes nothing for `stall_s` (0: never) is disconnected.
 
     `flag` is the option that has the port; the error for a port that is in use names it.
     """
@@ -56,9 +56,9 @@ class HttpServer:
         shared: bool = False,
         max_connections: int = 0,
     ) -> None:
-        """Bind the port; raises ConfigError if that fails. More connections than `max_connections` are closed at once;
-        0 means no limit. `shared`: other processes of this router bind the same port, and each gets a share of the
-        connections."""
+        """Bind the port; connections wait from now on, unless it is `shared`. Raises ConfigError if that fails. More
+        connections than `max_connections` are closed at once; 0 means no limit. `shared`: other processes of this
+        router bind the same port, and each gets a share of the connections."""
         self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
         self.port: int = bound
