@@ -32,7 +32,8 @@ class Transfer:
         return self.ticket.lease_ms / 1000
 
     def release(self) -> None:
-        """If the transfer is still open, let the prefill side take the pages back. Idempotent."""
+        """If the transfer is still open, let the prefill side take the pages back. While the session with that side is
+        closed, nothing is sent, and the pages stay until the lease ends. Idempotent."""
         if self.open:
             self.source.release_transfer(self.ticket.transfer_id)
         self._released = True

@@ -195,8 +195,8 @@ class Generation:
         self._abort()
 
     def abandon(self, error: QuireError) -> None:
-        """Abort all sequences because the client has left. Output that waits is dropped, and `next_deltas` raises
-        `error` next."""
+        """Abort all sequences because the client has left. Output that waits is dropped, and `next_deltas` next raises
+        `error`, or an earlier error that ended the job."""
         self._delta_queue.drop()
         self.cancel(error)
 

@@ -134,8 +134,9 @@ class LiveGenerations:
         return Counter(generation.caller.tenant for generation in self._running)
 
     def cancel(self, number: int, request_id: str) -> None:
-        """Abort a running request for the operator; its client gets the output so far, then the error Aborted. Raises
-        NotFound if no request with this number and this id runs in this process."""
+        """Abort a running request for the operator; a streaming client gets the output so far, then the error Aborted;
+        any other client gets only the error. Raises NotFound if no request with this number and this id runs in this
+        process."""
         generation = next((one for one, its_number in self._running.items() if its_number == number), None)
         if generation is None or generation.caller.request_id != request_id:
             raise NotFound(

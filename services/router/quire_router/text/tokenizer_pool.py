@@ -99,7 +99,7 @@ class TokenizerPool:
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
         """Run a call with one answer on a healthy tokenizer. If this tokenizer goes away, drains or hangs, mark it as
         lost (see `TokenizerLink.suspect`), and run the call on another tokenizer; at most three attempts are made.
-        Raises the tokenizer's error about the request, and TOKENIZER_LIMIT for a call that has lost two tokenizers.
+        Raises the tokenizer's error about the request, and TOKENIZER_LIMIT for a call with two losses that count.
         Raises NO_TOKENIZER if no tokenizer is healthy for `connect_timeout_s`, or three attempts have failed.
 
         The calls that a lost tokenizer worked on become suspects. Suspects are tried again one after the other, each

@@ -55,7 +55,7 @@ class Credit:
     def lead(self) -> int:
         """Return the measured number of steps, times the most tokens that a row recently sampled in a step, plus one
         less than the tokens that a row may sample in one step; at least one page. A row that may sample several tokens
-        always has credit for all of them, since with less it would try fewer."""
+        has credit for all of them while it has its whole lead; with less it tries fewer."""
         return self._lead_of(self._most_row_tokens)
 
     def extra_lead(self) -> int:

@@ -23,8 +23,8 @@ class GrantPolicy(Protocol):
     """Decides, for each Grant, whether it may be sent, how far slots may run and how many sequences may hold slots.
 
     Credit beyond the known positions (`lead`, `slack`) is given only while there are enough pages. `granted` is called
-    for every Grant that was made, and `reported` for every Report of the epoch, before any other part handles it. All
-    methods are called from one thread. A policy sees no requests and no pages.
+    for every Grant that was made, and `reported` for every Report of the epoch except heartbeats, before any other part
+    handles it. All methods are called from one thread. A policy sees no requests and no pages.
     """
 
     rows: int

@@ -140,10 +140,10 @@ class Lifecycle:
                 self._replica.cache.forget(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
-        """Remove the request from its slot or queue, set it to FINISHED, and drop all records of it; transfers still
-        open for it fail. With a `fence`, the worker has ended the slot by itself, and the pages from index `suspect` on
-        may be wrong. Without one, the next Grant stops the slot. The cache's record is kept while late steps may be
-        reported. The session is not told here."""
+        """Remove the request from its slot or queue, set it to FINISHED, and drop all records of it. Its transfer
+        fails, unless the request was prefilled or finished before. With a `fence`, the worker has ended the slot by
+        itself, and the pages from index `suspect` on may be wrong. Without one, the next Grant stops the slot. The
+        cache's record is kept while late steps may be reported. The session is not told here."""
         replica, late_steps = self._replica, request.state is State.PREEMPTED
         match request.state:
             case State.STARTED:

@@ -4,7 +4,7 @@ end, and finished page moves are settled.
 A row of a Report is the result of one slot in one step: one token, several, or none if the worker held the row back. A
 row normally belongs to the slot's present holder, the request that has the slot now. A late row belongs to a former
 holder: its step was launched before the request left the slot. Rows of present holders are processed as arrays, with no
-Python object per row, whatever their number of tokens; only late rows are processed one by one.
+Python object per row, whatever their number of tokens; only late rows, first tokens and ends are handled one by one.
 """
 
 from __future__ import annotations
