@@ -1,5 +1,5 @@
-"""LLM: offline inference with vLLM's interface. It starts a local stack of five processes, or uses a Quire at an
-address.
+"""LLM: offline inference with vLLM's interface. It starts a local stack (five processes, or more with several replicas
+or tokenizers), or uses a Quire at an address.
 
 A batch of prompts is served concurrently. A private thread runs an event loop with one AsyncClient, so LLM works in
 scripts, threads and notebooks.
@@ -158,7 +158,8 @@ class LLM:
         return self._defaults
 
     def close(self) -> None:
-        """End the stack that this object started, if any. Idempotent."""
+        """Close the connection, and end the stack that this object started, if any. Requests after this raise
+        RuntimeError. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> LLM:

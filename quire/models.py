@@ -26,8 +26,8 @@ def find_model(
     are for names of the hub. `fetch` does not matter for the catalogue. Without it, a name of the hub whose model is
     not in the cache is returned unchanged, and the services look for it.
 
-    Raises NotFound if there is no such path or name, or no demo model, Unavailable if a model of the catalogue cannot
-    be downloaded, and the errors of `find_hub_model`.
+    Raises NotFound if there is no such path or name, or no demo model, InvalidArgument if `revision` is malformed for a
+    name of the hub, Unavailable if a model of the catalogue cannot be downloaded, and the errors of `find_hub_model`.
     """
     if model is not None:
         path = Path(model).expanduser().absolute()

@@ -1,7 +1,8 @@
 """Converts between Python objects and the contract quire.v1.Inference: builds requests, and decodes responses and
 errors.
 
-This is the only module of the client that knows protobuf. It opens no channel.
+The clients pass protobuf messages on, and `GenerateCall` makes the requests that resume a choice; no other module of
+the client converts messages. This module opens no channel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sends the requests of a batch from several threads, each with its own connection, and stores the answers.
 
 If a server asks to retry later (429, 503, or 529 in Anthropic's API), or if the connection breaks, the request is sent
-again after a pause that grows, or after the time that the server names if that is longer.
+again, `retries` times at most, after a pause that grows, or after the time that the server names if that is longer. No
+pause is longer than 30 s.
 """
 
 from __future__ import annotations

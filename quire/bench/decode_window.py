@@ -25,7 +25,7 @@ _ROUNDING_S = 1e-9
 class DecodeWindow:
     """The window, which may have several spans of time. `concurrency` requests decode in it, for `seconds` in all; both
     are 0 if there is no such time. `per_token_s` has the seconds per token of each request whose tokens per event are
-    known and that has two events in one of the spans."""
+    known and that has two events at different times in one of the spans."""
 
     concurrency: int
     seconds: float
@@ -63,7 +63,8 @@ def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
 
 def _per_token_s(outcome: Outcome, spans: Sequence[tuple[float, float]]) -> float:
     """Return the request's seconds per token in the spans, from its first to its last event of each span; the tokens of
-    the first event are not counted. 0.0 if its tokens per event are not known, or if no span has two of its events."""
+    the first event are not counted. 0.0 if its tokens per event are not known, or if no span has two of its events at
+    different times."""
     counts = outcome.event_tokens
     if counts is None:
         return 0.0

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table of options for each member of the stack, or of one service if it is named, or all as JSON. The
     program of each service is run with --explain-config and the command line that it would get; none begins to serve.
-    The table leaves out options at their defaults unless --all is given. Raises InvalidArgument for an unknown service
-    or an option that a service refuses, and the errors of `stack_spec` and `_ask`. A service of which the stack has no
-    member gets no table."""
+    Only a named model of the catalogue is downloaded. The table leaves out options at their defaults unless --all is
+    given. Raises InvalidArgument for an unknown service or an option that a service refuses, and the errors of
+    `stack_spec` and `_ask`. A service of which the stack has no member gets no table."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
 

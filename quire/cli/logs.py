@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Tail:
-    """A log file that grows, and begins again when its service is restarted."""
+    """A log file that grows. A new start of the stack replaces it by a new file; a restarted service writes on in the
+    same one."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path

@@ -1,5 +1,5 @@
-"""All checks, in the order in which they are shown. A check reports a problem as a finding, changes nothing, and takes
-20 s at most."""
+"""All checks, in the order in which they are shown. A check reports a problem as a finding, and changes nothing.
+nvidia-smi has 20 s to answer, and Redis 3 s for each piece of its answer; a look-up of a name has no limit."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ def check_port(host: str, port: int) -> Finding:
 
 def check_redis(address: str) -> Finding:
     """Check a Redis at `address`: host:port, or a URL, whose password is not shown. Failed: no valid host or port,
-    another scheme than redis or rediss, no connection or answer within 3 s, an error as answer (a wrong password, for
-    one), or a version below 6. Warnings: it wants a password, or takes more than 50 ms from the connection to the
-    answer. Otherwise ok, with version and time."""
+    another scheme than redis or rediss, no connection within 3 s, 3 s without a byte of the answer, an error as answer
+    (a wrong password, for one), or a version that is below 6 or missing. Warnings: it wants a password, or takes more
+    than 50 ms from the connection to the answer. Otherwise ok, with version and time."""
     try:
         url = urlsplit(address if "://" in address else f"redis://{address}")
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT

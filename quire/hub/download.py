@@ -53,7 +53,8 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
 
     A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
     the cache. If the download fails with Unavailable, a cached folder with config.json and all safetensors is returned;
-    the tokenizer may be missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights.
+    the tokenizer may be missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights, but a
+    repository from which files are downloaded does.
 
     Raises NotFound for an unknown repository, revision or weight file, PermissionDenied for a gated repository, and
     Unsupported if no weights are in a known format. Raises InvalidArgument if several GGUF models match, and
@@ -82,9 +83,9 @@ def _has_weights(folder: Path) -> bool:
 def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
     """Download the model's missing files into the hub's cache. Returns the snapshot's folder, or the GGUF file in it.
     config.json comes after the other metadata, and the weights last, so that a model whose weights are in the cache is
-    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF. The function of `start_progress` is
-    told the bytes of weights downloaded and in all. Raises the errors of `_typed_errors`, `_no_weights_error` and
-    `select_weight_files`."""
+    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF, but the hub must have weights all the
+    same. The function of `start_progress` is told the bytes of weights downloaded and in all. Raises the errors of
+    `_typed_errors`, `_no_weights_error` and `select_weight_files`."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi

@@ -43,7 +43,8 @@ class Failed:
 @dataclass(frozen=True)
 class Died:
     """A service of a ready stack has ended; the other services go on. A new process replaces it after `restart_in_s`
-    seconds; a negative value means that there will be no new process."""
+    seconds; a negative value means that the service is given up, until `quire restart` or a SIGHUP to the supervisor
+    asks for another start. The stack ends if it cannot serve without the service."""
 
     service: str
     code: str

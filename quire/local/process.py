@@ -1,7 +1,7 @@
 """ChildProcess: one service as a child of this process, from its start to the end of the last process of its group.
 
-All methods run in the main thread. The thread that sends signals also reaps, so a pid is never signalled after the
-kernel could have reused it. This module knows nothing of the service.
+All methods but `_wait` run in the main thread. The thread that sends signals also reaps, so a pid is never signalled
+after the kernel could have reused it. This module knows nothing of the service.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 @dataclass
 class ServiceState:
     """The last known state of one member, which is one process of the stack. `phase` is starting, a phase of loading,
-    ready, exited, or failed; a failed member is not started again."""
+    ready, exited, or failed; a failed member is given up, and is started again only on request (`quire restart`, or
+    SIGHUP)."""
 
     pid: int = 0
     start_time: int = 0

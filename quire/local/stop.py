@@ -27,9 +27,9 @@ class StopReport:
 
 def stop_stack(state: StackState, limit_s: float) -> StopReport:
     """Stop a stack, and return a report. The stack's supervisor gets SIGTERM, drains and stops the services. If it
-    still runs after `limit_s`, it gets a second SIGTERM, which ends the draining, and 10 s more. Then all processes of
-    the stack that are left get SIGKILL, and 10 s to end. The report has the seconds, the pids that got SIGKILL, and
-    those that are left."""
+    still runs after `limit_s`, it gets a second SIGTERM, which ends the draining, and 10 s more. Then, or at once if
+    the supervisor does not run, all processes of the stack that are left get SIGKILL, and 10 s to end. The report has
+    the seconds, the pids that got SIGKILL, and those that are left."""
     began = time.monotonic()
     supervisor = state.supervisor
     if supervisor.signal(signal.SIGTERM) and not supervisor.wait(limit_s):

@@ -2,7 +2,8 @@
 
 It is the main part of `python -m quire.local`: it runs in the main thread of its own process, on one event loop. It
 sends events to its owner, and does not decide how they are shown. If a service dies before all services were ready, the
-stack ends with the cause. A service that dies later is started again (see keeper.py).
+stack ends with the cause, unless another process had taken its port: then all are started again with other ports. A
+service that dies later is started again (see keeper.py).
 """
 
 from __future__ import annotations

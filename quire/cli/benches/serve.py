@@ -78,11 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the first request until the server answers it, then send the load, and print vLLM's table. Requests are sent
-    at the times of --request-rate if it is given, or else of the data set; without either, all at once. Flags may ask
-    for warm-up requests before, which repeat the load's own prompts all at once, a result file and an SVG plot. Returns
-    the exit code: 1 if no request succeeded. Raises InvalidArgument for bad flags or a malformed data set, NotFound for
-    one that cannot be read, Unavailable if the server does not answer or fails the first request, and
-    FailedPrecondition if no server is named and no stack runs."""
+    at the times of --request-rate if it is given, or else of the data set; without either, all at once, as far as
+    --max-concurrency allows. Flags may ask for warm-up requests before, which repeat the load's own prompts all at
+    once, a result file and an SVG plot. Returns the exit code: 1 if no request succeeded. Raises InvalidArgument for
+    bad flags or a malformed data set, NotFound for one that cannot be read, Unavailable if the server does not answer
+    or fails the first request, and FailedPrecondition if no server is named and no stack runs."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit all prompts, random or of a trace, at once, and print requests per second, and tokens per second with and
-    without the prompts, as JSON. Answers have their full length. One short request is sent before, and not measured.
-    Returns the exit code 0. Raises InvalidArgument for a count below 1 or a malformed trace, NotFound for one that
-    cannot be read, and the errors of `open_llm`."""
+    """Submit all prompts, random or of a trace, in one call of LLM (which has at most 256 in flight), and print
+    requests per second, and tokens per second with and without the prompts, as JSON. Answers have their full length.
+    One short request is sent before, and not measured. Returns the exit code 0. Raises InvalidArgument for a count
+    below 1 or a malformed trace, NotFound for one that cannot be read, and the errors of `open_llm`."""
     from quire.bench.datasets import RandomLengths, random_requests, trace_requests
     from quire.sampling_params import SamplingParams
 

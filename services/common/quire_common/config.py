@@ -70,8 +70,8 @@ def option(
     file_of: str = "",
 ) -> Any:
     """Return a dataclass field with the default and what its flag needs: help, choices and inclusive bounds. A secret
-    is never printed. `file_of` names another field: this one is then the path of a file with that field's value, so
-    that it need not be on the command line."""
+    is masked where values are shown; an error may quote one that is no single text. `file_of` names another field: this
+    one is then the path of a file with that field's value, so that it need not be on the command line."""
     metadata = {
         "help": help_text,
         "choices": choices,

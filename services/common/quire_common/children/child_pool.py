@@ -54,12 +54,13 @@ class ChildPool:
     async def run(self, job: bytes, payload: bytes = b"") -> Frame:
         """Wait for a free child, have it do a framed job, and return its answer. Raises the pool's own error if too
         many jobs run or wait. Raises ChildFailed if the job, without its wait and the start of a child, takes longer
-        than `timeout_s`, or if the child fails, and the program's error if no child starts."""
+        than `timeout_s`, or if the child fails. The errors of `ChildProcess.start` pass on."""
         async with self._slots.slot():
             return await self._ask(job, payload)
 
     async def close(self) -> None:
-        """End all idle processes. A process that works on a job ends when the job's request is cancelled."""
+        """End all idle processes. A process that works on a job ends if the job's request is cancelled; after a job
+        that ends well, it stays idle. Later jobs are not refused."""
         while self._idle:
             await self._idle.pop().kill()
 
@@ -75,9 +76,9 @@ class ChildPool:
     async def _ask(self, job: bytes, payload: bytes) -> Frame:
         """Have an idle child or a new child do the job, and keep the child for the next job. If the child takes longer
         than `timeout_s`, dies or breaks the protocol, kill it and raise ChildFailed (`timeout` too if a timer of its
-        own ended it); if the caller is cancelled, kill it too. If an idle child turns out to have been killed
-        (SIGKILL), the next child does the job. `timeout_s` does not cover the start of a child, whose errors pass on
-        (see `ChildProcess.start`)."""
+        own ended it); if the caller is cancelled, kill it too. If a child that was idle has been killed (SIGKILL),
+        before the job or during it, the next child does the job. `timeout_s` does not cover the start of a child, whose
+        errors pass on (see `ChildProcess.start`)."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:

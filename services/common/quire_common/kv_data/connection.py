@@ -1,10 +1,10 @@
 """DataConnection: frames over a socket, for either end. One thread at a time may use it. It does not know the meaning
 of the frames.
 
-The kernel keeps the time limits (SO_RCVTIMEO, SO_SNDTIMEO). One call receives or sends a whole frame without returning
-to the interpreter, and its limit bounds the whole frame. So a peer that sends a byte now and then holds a thread no
-longer than a silent peer. For a large payload over TCP, a first call waits until it has arrived, for the same limit at
-most, and a second call receives it.
+The kernel keeps the time limits (SO_RCVTIMEO, SO_SNDTIMEO). One call sends a whole frame, or receives a head or a
+payload, without returning to the interpreter, and its limit bounds all of it. So a peer that sends a byte now and then
+holds a thread no longer than a silent peer. For a large payload over TCP, a first call waits until it has arrived, for
+the same limit at most, and a second call receives it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class DataConnection:
     `close` may be called."""
 
     def __init__(self, sock: socket.socket, timeout_s: float, *, tunnelled: bool = False) -> None:
-        """`timeout_s` limits each send and each receive, and is set on the socket. `tunnelled`: whether the bytes of
-        this socket travel on to another host, so that no file descriptors can come with them."""
+        """`timeout_s` limits each call that sends a frame or receives a head or a payload, and is set on the socket. A
+        second such call follows if a frame is sent in part, or a head comes in part on a Unix socket. `tunnelled`:
+        whether the bytes of this socket travel on to another host, so that no file descriptors can come with them."""
         self.sock = sock
         unix = sock.family == socket.AF_UNIX
         self.local = unix and not tunnelled

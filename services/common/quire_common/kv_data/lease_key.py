@@ -1,5 +1,5 @@
-"""Derives values from the key of a lease. The key itself is sent only over gRPC, and is secret. The derived values need
-not be secret.
+"""Derives values from the key of a lease. The key itself is sent only over gRPC, and is secret. The handle need not be
+secret; the keys of a connection are, and are not sent.
 
 handle   names the lease on data connections: who overhears it can neither make frames nor use it over gRPC
 keys     of one connection, a pair: for frames to the store and from it. Both ends' nonces go in, so that nothing

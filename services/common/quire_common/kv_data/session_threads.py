@@ -24,7 +24,8 @@ _LOOK_S = 0.02
 
 
 class SessionThreads:
-    """At most `most` at once; threads are called `name`. Used by any thread."""
+    """At most `most` at once; a session that was ended to make room does not count any more, though its thread may
+    still run. Threads are called `name`. Used by any thread."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

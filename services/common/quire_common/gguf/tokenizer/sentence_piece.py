@@ -1,8 +1,8 @@
 """tokenizer.json of a SentencePiece vocabulary (`tokenizer.ggml.model` llama): tokens with scores, with byte fallback.
 
-SentencePiece joins the two neighbours whose union has the best score. tokenizer.json has merges instead. Each token
-becomes a merge of every pair of tokens that make it up, in the order of the scores (after transformers' conversion of
-such vocabularies).
+SentencePiece joins the two neighbours whose union has the best score. tokenizer.json has merges instead. Each normal
+token becomes a merge of every pair of tokens that make it up, in the order of the scores (after transformers'
+conversion of such vocabularies).
 
 Limit: of neighbours with equal scores, SentencePiece and llama.cpp join the leftmost pair first, and merges join the
 pair of the smaller id. With the tokens a, b, c, bc and ab, where bc and ab have one score, `abc` gives `a bc` here and
