@@ -91,7 +91,8 @@ class Aborted(QuireError):
 
 
 class StartFailed(QuireError):
-    """A local service did not start. `service` is its name, `log` the file with the rest."""
+    """A local service did not start, or a stack has lost a service that it cannot do without. `service` is its name,
+    `log` the file with the rest; both may be empty."""
 
     def __init__(self, code: str, message: str, fix: str, *, service: str = "", log: str = "") -> None:
         super().__init__(code, message, fix)

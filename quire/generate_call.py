@@ -43,8 +43,8 @@ Params = SamplingParams | BeamSearchParams
 
 class GenerateOptions(TypedDict, total=False):
     """`request_id` is chosen if it is absent. Requests of a lower `priority` go first, unless the scheduler's policy
-    ignores it. `timeout_s` counts from the arrival at the router. Cached pages are shared only with requests of an
-    equal `cache_salt`; a prompt may have its own."""
+    ignores it. `timeout_s` counts from the arrival at the router, and anew for each request that resumes a choice.
+    Cached pages are shared only with requests of an equal `cache_salt`; a prompt may have its own."""
 
     model: str
     request_id: str
@@ -211,9 +211,9 @@ class GenerateCall:
         self._current, self.request = index, request
 
     def _usage(self, usage: Usage | None) -> Usage | None:
-        """Return the usage to pass on. In an unbroken stream, this is `usage` itself. If choices are resumed one by
-        one, the result is None until the last choice has ended. Then the result has the prompt's numbers of the first
-        usage, and the completion tokens of all choices."""
+        """Return the usage to pass on, and note for `last_delta` what was passed on. In an unbroken stream, this is
+        `usage` itself. If choices are resumed one by one, the result is None until the last choice has ended. Then the
+        result has the prompt's numbers of the first usage, and the completion tokens of all choices."""
         if usage is None:
             return None
         self._prompt_usage = self._prompt_usage or usage

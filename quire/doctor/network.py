@@ -71,7 +71,8 @@ def check_redis(address: str) -> Finding:
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
     """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the answer's
-    bytes up to the version or an error. Raises OSError, also after 3 s without an answer."""
+    bytes up to the version, up to an error if that comes first, or all that came before the connection ended. Raises
+    OSError, also after 3 s without an answer."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)

@@ -31,7 +31,8 @@ class RestartPolicy:
 
     def delay_s(self, exit_code: int | None, served_s: float | None) -> float | None:
         """Return the seconds until the next process is started; None if the member is given up. `served_s` is how long
-        the last process served requests; None if it never did.
+        the last process served requests; None if it never did. Call this once for each end of a process, since it
+        counts them.
 
         After five such processes in a row, the member is given up. Exit code 0 after serving means no delay. Other
         delays double from `first_s` to 10 s, times a random number from 0.5 to 1. They begin anew after a process that

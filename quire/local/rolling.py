@@ -76,7 +76,7 @@ class Rolling:
     def _end(self, name: str, service: ServiceState) -> None:
         """Send SIGTERM to a member's process, and wait until it has drained and ended. After `limit_s`, kill the
         process, and tell so by a line to `tell`. If the process has ended already, ask the supervisor by SIGHUP to
-        start another."""
+        start another, and with it all other members that wait or were given up."""
         process = service.process
         if not process.signal(signal.SIGTERM):
             # It is down already, and its supervisor may have given it up: SIGHUP is another chance.

@@ -78,9 +78,9 @@ class Report:
         draining: bool,
     ) -> None:
         """Set the state of the worker that every Report carries. `retired` is the highest Grant all of whose earlier
-        steps have completed. The others are the numbers of steps in flight, running sequences and standby sequences
-        (`spare`), the stalled slots, the time at which the newest Grant arrived (monotonic microseconds), and whether
-        the worker drains."""
+        steps have completed, or an earlier one while errors of slots wait to be reported. The others are the numbers of
+        steps in flight, running sequences and standby sequences (`spare`), the stalled slots, the time at which the
+        newest Grant arrived (monotonic microseconds), and whether the worker drains."""
         self.retired, self.in_flight, self.running, self.spare = retired, in_flight, running, spare
         self.stalled_slot, self.grant_arrival_us, self.draining = stalled_slot, grant_arrival_us, draining
 

@@ -1,8 +1,9 @@
 """Channels whose TLS credentials follow their files. gRPC itself reads these files only once.
 
 A call that has begun stays on its connection. On an asyncio channel, new calls use a channel with the newest
-credentials once that channel is connected, or once the old channel no longer is. So no call waits for a handshake or
-fails because of it. On a blocking channel, the next call uses the new channel at once, and waits for its handshake.
+credentials once that channel is connected, or once the old channel no longer is. So while the old channel is connected,
+no call waits for a handshake or fails because of it. On a blocking channel, the next call uses the new channel at once,
+and waits for its handshake.
 """
 
 from __future__ import annotations
