@@ -214,8 +214,8 @@ class RedisStore:
         return await self._put(tenant, response_id, value, share=self._share_of(tenant), wait=wait)
 
     async def put_running(self, tenant: str, response_id: str, value: bytes) -> None:
-        """Store a value as `put` does without `wait`, but neither check its size nor count it in the tenant's quota. The
-        outcome is not returned; a failure is counted, and logged if it is one of Redis."""
+        """Store a value as `put` does without `wait`, but neither check its size nor count it in the tenant's quota.
+        The outcome is not returned; a failure is counted, and logged if it is one of Redis."""
         await self._put(tenant, response_id, value, share=0, wait=False)
 
     async def mark(self, tenant: str, response_id: str, mark: bytes, *, replace: bool) -> None:
