@@ -47,8 +47,8 @@ _SECRETS = {"worker": ("page-mac-key",), "kvstore": ("page-mac-key", "redis-url"
 @dataclass(frozen=True)
 class StackSpec:
     """The description of a stack. `flags` are further options by service or member, spelled as the service spells them,
-    without the dashes. Raises InvalidArgument for a number of members out of range, and for prefill replicas without
-    others that decode, or the reverse.
+    without the dashes. Raises InvalidArgument for a number of members or a port out of range, and for prefill
+    replicas without others that decode, or the reverse.
 
     A flag without a value is True, or False for its `--no-` form.
     """
@@ -84,11 +84,12 @@ class StackSpec:
     restart_delay_s: float = 0.1
 
     def __post_init__(self) -> None:
-        least = {"replicas": 0 if self.with_roles else 1, "prefill": 0, "decode": 0, "tokenizers": 1}
-        for name, fewest in least.items():
-            if not fewest <= getattr(self, name) <= _MOST_MEMBERS:
+        fewest = {"replicas": 0 if self.with_roles else 1, "prefill": 0, "decode": 0, "tokenizers": 1}
+        bounds = {name: (least, _MOST_MEMBERS) for name, least in fewest.items()}
+        for name, (low, high) in (bounds | dict.fromkeys(("port", "grpc_port"), (0, 65535))).items():
+            if not low <= getattr(self, name) <= high:
                 raise InvalidArgument(
-                    "BAD_VALUE", f"{name} is {getattr(self, name)}.", f"Give {fewest} to {_MOST_MEMBERS}.", param=name
+                    "BAD_VALUE", f"{name} is {getattr(self, name)}.", f"Give {low} to {high}.", param=name
                 )
         for name, other in (ROLES, reversed(ROLES)):
             if getattr(self, name) and not (getattr(self, other) or self.replicas):

@@ -90,8 +90,9 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
     flags are checked; then the model (default: the catalogue's) is downloaded if needed. Without `fetch`, only a named
     model of the catalogue is downloaded. Without a served name among the flags, clients call the model as `model` does.
     `owned`: the stack ends with the process that starts it. Raises InvalidArgument or Unsupported for unknown or
-    refused options, an incomplete TLS folder, numbers of members that StackSpec refuses, and an API key that is empty
-    or has a comma or outer spaces, and the errors of `find_model`. The services check most values, when they start."""
+    refused options, an incomplete TLS folder, numbers of members and ports that StackSpec refuses, and an API key that
+    is empty or has a comma or outer spaces, and the errors of `find_model`. The services check most values, when they
+    start."""
     for key in args.api_key:
         _check_api_key(key)
     if args.tls_folder:

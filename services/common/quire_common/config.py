@@ -38,6 +38,8 @@ _URL_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/\s]*(?=@)|([?&]password=)[^&\s]*"
 _MOST_BY_UNIT = {"_bytes": 2**50, "_ms": 2**31 - 1, "_s": 30 * 86_400}
 _MOST_COUNT = 2**31 - 1
 _MOST_YAML_DEPTH = 100
+# The names that sections of a file may have.
+_SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")
 
 _yaml_loader: Callable[[str], Any] = yaml.SafeLoader
 try:
@@ -70,8 +72,8 @@ def option(
     file_of: str = "",
 ) -> Any:
     """Return a dataclass field with the default and what its flag needs: help, choices and inclusive bounds. A secret
-    is masked where values are shown; an error may quote one that is no single text. `file_of` names another field: this
-    one is then the path of a file with that field's value, so that it need not be on the command line."""
+    is one or several texts, and is masked where values are shown and in errors. `file_of` names another field: this one
+    is then the path of a file with that field's value, so that it need not be on the command line."""
     metadata = {
         "help": help_text,
         "choices": choices,
@@ -237,7 +239,7 @@ def split_address(address: str, what: str) -> tuple[str, int]:
     """Split `host:port` in two, without the brackets of an IPv6 host. Raises ConfigError that names `what` for any
     other form, and for a port above 65535. The host is not checked, and the port may be 0."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    if not separator or not host or not re.fullmatch("[0-9]{1,9}", port) or int(port) > 65535:
         raise ConfigError("BAD_ADDRESS", f"{what} is {address!r}, which is not host:port.", "Write 127.0.0.1:8000.")
     return host.strip("[]"), int(port)
 
@@ -287,8 +289,8 @@ def parse_yaml(text: str) -> Any:
 
 def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
     """Read the file, and return its section for the service, or all of it where it has none; empty for an empty file,
-    or one that holds only an empty list, 0 or false. Raises ConfigError for a file that cannot be read, is not YAML or
-    holds no mapping."""
+    one that holds only an empty list, 0 or false, or one that holds only sections of other services. Raises ConfigError
+    for a file that cannot be read, is not YAML or holds no mapping."""
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -298,7 +300,11 @@ def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError("CONFIG_NOT_YAML", f"{path} holds no mapping.", "Write `key: value` lines.")
     section = loaded.get(service)
-    return section if isinstance(section, dict) else loaded
+    if isinstance(section, dict):
+        return section
+    # No option has a mapping as its value, so these are sections.
+    others = all(name in _SERVICES and isinstance(value, dict) for name, value in loaded.items())
+    return {} if others else loaded
 
 
 def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> ConfigError:
@@ -308,22 +314,23 @@ def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> Con
 
 def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) -> Any:
     """Return a given value in the option's type, after checking its choices and bounds. Raises ConfigError that names
-    the source, also for a secret that is empty."""
+    the source, also for a secret that is empty. The error masks secrets, and passwords in URLs."""
+    shown = _shown(field, repr(raw))
     try:
         value = _parse(raw, hint)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}: {error}.", f"{field.metadata.get('help')}.") from error
+        raise ConfigError("BAD_VALUE", f"{source} is {shown}: {error}.", f"{field.metadata.get('help')}.") from error
     if field.metadata.get("secret") and not value:
         # An empty variable is a mistake of deployment; taken as "no key" it would open the door to everybody.
         raise ConfigError("EMPTY_SECRET", f"{source} is given but empty.", "Give a value, or leave it out.")
     choices = field.metadata.get("choices")
     if choices and value not in choices:
-        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"Choose one of {', '.join(choices)}.")
+        raise ConfigError("BAD_VALUE", f"{source} is {shown}.", f"Choose one of {', '.join(choices)}.")
     low, high = bounds_of(field, hint)
     if value is not None and low is not None and not value >= low:  # not >=: NaN is refused too
-        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The least value is {low}.")
+        raise ConfigError("BAD_VALUE", f"{source} is {shown}.", f"The least value is {low}.")
     if value is not None and high is not None and not value <= high:
-        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The greatest value is {high}.")
+        raise ConfigError("BAD_VALUE", f"{source} is {shown}.", f"The greatest value is {high}.")
     return value
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.local.spec import SERVICES
 from quire_common.config import ServiceConfig, describe, explain_config, load_config, option, split_address
 from quire_common.errors import ConfigError
 from quire_kvstore.config import KvstoreConfig
@@ -47,6 +48,15 @@ def test_one_file_may_hold_a_section_for_each_service(tmp_path: Path) -> None:
     file = tmp_path / "quire.yaml"
     file.write_text("demo:\n  size: 4\nrouter:\n  port: 1\n")
     assert load("--config", str(file)).size == 4
+
+
+def test_a_file_may_hold_sections_of_other_services_alone(tmp_path: Path) -> None:
+    file = tmp_path / "quire.yaml"
+    file.write_text("".join(f"{service}: {{any: 4}}\n" for service in SERVICES))
+    assert load("--config", str(file)).size == 3
+    file.write_text("wroker:\n  max-num-seqs: 4\n")
+    with pytest.raises(ConfigError, match="wroker"):
+        load("--config", str(file))
 
 
 def test_types() -> None:
@@ -129,7 +139,9 @@ def test_of_a_url_the_password_is_masked(discovery: str, told: str) -> None:
     assert load(*flags).discovery == discovery
 
 
-@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
+@pytest.mark.parametrize(
+    "address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1", "host:²", "host:" + "9" * 5000]
+)
 def test_bad_addresses(address: str) -> None:
     with pytest.raises(ConfigError):
         split_address(address, "--listen")
@@ -174,6 +186,15 @@ def test_a_secrets_file_must_be_readable_full_and_the_only_source(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         load_config(SecretConfig, "secret", ["--password-file", str(file)], {})
     assert caught.value.code == "EMPTY_SECRET"
+
+
+@pytest.mark.parametrize("text", ["password: ['redis://:hunter2@h']", "discovery: ['redis://:hunter2@h']"])
+def test_an_error_shows_no_secret(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "quire.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(SecretConfig, "secret", ["--config", str(file)], {})
+    assert caught.value.code == "BAD_VALUE" and "hunter2" not in str(caught.value)
 
 
 def test_every_secret_of_every_service_has_a_file_form() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.errors import InvalidArgument
 from quire.local.spec import SERVICES, StackSpec, replica_of, role_of, service_of
 from quire_kvstore.config import KvstoreConfig
 from quire_router.config import RouterConfig
@@ -136,3 +137,10 @@ def test_secret_of_one_member_and_keys_of_the_flag_win_and_a_flag_without_its_va
     assert spec.environment("router")["QUIRE_ROUTER_API_KEY"] == "k,l"
     assert "QUIRE_KVSTORE_PAGE_MAC_KEY" not in spec.environment("kvstore")
     assert "page-mac-key" in options(spec, "kvstore")
+
+
+@pytest.mark.parametrize(("name", "port"), [("port", 70000), ("port", -1), ("grpc_port", 65536)])
+def test_what_is_no_port_is_refused(name: str, port: int) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        StackSpec("one", "model", **{name: port})  # type: ignore[arg-type]  # fields by name
+    assert (caught.value.code, caught.value.param) == ("BAD_VALUE", name)
