@@ -90,6 +90,16 @@ def test_code_that_reads_values_is_found_by_its_error() -> None:
     assert recorder.abandoned
 
 
+def test_an_error_without_text_is_named_by_its_type() -> None:
+    def choose(position: Tensor) -> float:
+        if model.capturing:
+            raise NotImplementedError
+        return 1.0
+
+    model = RecordedModel(choose)
+    assert defect_of(model, Recorder(model)) == "NotImplementedError: no text"
+
+
 @pytest.mark.parametrize("positions", [1, 2])
 def test_a_short_context_is_no_defect(positions: int) -> None:
     model = RecordedModel(lambda position: 2.0)

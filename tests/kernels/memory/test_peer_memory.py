@@ -100,6 +100,17 @@ def test_a_pool_that_is_not_in_the_allocation_is_closed_and_refused(offset: int,
     assert driver.closed == [BASE]
 
 
+def test_memory_without_a_known_allocation_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: FakeDriver, address: int) -> tuple[int, int]:
+        raise Unavailable("CUDA_DRIVER", "It failed.", "Look at the driver.")
+
+    monkeypatch.setattr(FakeDriver, "allocation_of", fails)
+    driver = FakeDriver()
+    with pytest.raises(Unavailable, match="CUDA_DRIVER"):
+        PeerMemory(memory(), PAGE, driver)
+    assert driver.closed == [BASE]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here")
 def test_a_machine_without_a_driver_says_so() -> None:
     with pytest.raises(Unavailable, match="CUDA_DRIVER"):

@@ -11,6 +11,7 @@ from torch import nn
 
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.gemm import GemmConfigs
+from quire_worker.ops.triton.rotate import rotate_heads
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.transformers_backend import fused_modules
 from quire_worker.transformers_backend.attention import STEP_ATTENTION, register_attention, use_attention
@@ -89,6 +90,21 @@ def test_a_wide_norm_that_subtracts_the_mean_stays() -> None:
     norms = mean_norm, LlamaRMSNorm(4096, 1e-5)
     found = [fused_modules.find_fused(norm.to(DEVICE, DTYPE), tiny_ops()) for norm in norms]
     assert [type(each).__name__ for each in found] == ["NoneType", "FusedNorm"]
+
+
+@pytest.mark.parametrize("results", [0, 1, 3])
+def test_a_rotation_with_other_results_stays(results: int) -> None:
+    def theirs(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[Any, ...]:
+        return (*rotate_heads(query, key, cos, sin), cos)[:results]
+
+    assert not fused_modules.rotates_the_same(theirs, DEVICE, DTYPE)
+
+
+def test_a_rotation_without_rotated_keys_stays() -> None:
+    def theirs(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[Any, ...]:
+        return rotate_heads(query, key, cos, sin)[0], None
+
+    assert not fused_modules.rotates_the_same(theirs, DEVICE, DTYPE)
 
 
 def test_the_comparison_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

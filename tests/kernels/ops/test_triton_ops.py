@@ -120,7 +120,7 @@ def test_layer_norms_norms_of_heads_and_additions(dtype: torch.dtype) -> None:
     weight, bias = (randn(256, seed=seed).to(dtype) for seed in (3, 4))
     wanted = reference.layer_norm(x.float(), weight.float(), bias.float(), EPS)
     assert close(ops.layer_norm(x.to(DEVICE), weight.to(DEVICE), bias.to(DEVICE), EPS), wanted)
-    for centred, groups, given in ((True, 2, bias[:64]), (False, 2, None), (False, 1, None)):
+    for centred, groups, given in ((True, 2, bias[:64]), (False, 2, bias[:64]), (False, 1, None)):
         norm = HeadNorm(64, groups, 128 // groups, EPS, centred, weight[: 128 // groups], given)
         here = replace(norm, weight=norm.weight.float(), bias=None if given is None else given.float())
         there = replace(norm, weight=norm.weight.to(DEVICE), bias=None if given is None else given.to(DEVICE))

@@ -275,6 +275,10 @@ def test_a_tied_head_that_is_another_than_the_embedding_is_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match="TIED_HEAD_DIFFERS") as error:
         load_model(tmp_path, OPTIONS)
     assert "tie_word_embeddings" in error.value.fix
+    write_single(tmp_path, tensors | {"lm_head.weight": tensors["lm_head.weight"][:0]})
+    with pytest.raises(ConfigError, match="TIED_HEAD_DIFFERS"):
+        load_model(tmp_path, OPTIONS)
+    write_single(tmp_path, tensors)
     spec = load_model(tmp_path, replace(OPTIONS, hf_overrides={"tie_word_embeddings": False})).spec
     assert isinstance(spec, ArchSpec)
     assert not spec.tied_embeddings

@@ -46,6 +46,14 @@ def test_tensors_are_read_as_the_library_writes_them(tmp_path: Path) -> None:
     assert error.value.code == "UNSUPPORTED_WEIGHT_DTYPE"
 
 
+def test_a_tensor_without_elements_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "empty.safetensors"
+    save_file({"none": torch.empty(0, 5), "some": torch.ones(2)}, path)
+    with SafetensorsFile(path) as file:
+        found = file.tensor(file.entries["none"])
+    assert (found.shape, found.dtype) == ((0, 5), torch.float32)
+
+
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "TRUNCATED_SAFETENSORS"),
     "seven bytes": (b"1234567", "TRUNCATED_SAFETENSORS"),
@@ -64,6 +72,10 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "size is text": (changed("a", shape=["2", 3]), "CORRUPT_SAFETENSORS"),
     "three offsets": (changed("a", data_offsets=[0, 12, 24]), "CORRUPT_SAFETENSORS"),
     "shape and bytes disagree": (changed("a", shape=[2, 4]), "CORRUPT_SAFETENSORS"),
+    "empty and too large": (
+        raw({"a": {"dtype": "F32", "shape": [0, 1 << 62, 4], "data_offsets": [0, 0]}}, 0),
+        "CORRUPT_SAFETENSORS",
+    ),
     "overlap": (changed("b", data_offsets=[20, 28]), "CORRUPT_SAFETENSORS"),
     "gap": (changed("b", data_offsets=[28, 36]), "CORRUPT_SAFETENSORS"),
     "offset beyond the file": (changed("b", data_offsets=[1 << 50, (1 << 50) + 8]), "CORRUPT_SAFETENSORS"),

@@ -80,9 +80,12 @@ def test_layer_norms_and_additions_match_torch_reference(ops: CpuOps, reference:
 
 @pytest.mark.parametrize(("groups", "size", "shared"), [(6, 32, True), (6, 32, False), (1, 192, True)])
 @pytest.mark.parametrize("centred", [False, True])
-def test_norms_of_heads_match_torch(ops: CpuOps, groups: int, size: int, shared: bool, centred: bool) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms_of_heads_match_torch(
+    ops: CpuOps, groups: int, size: int, shared: bool, centred: bool, biased: bool
+) -> None:
     x, width = randn(9, 320) * 2 + 1, size if shared else groups * size
-    weight, bias = randn(width, seed=1), randn(width, seed=2) if centred else None
+    weight, bias = randn(width, seed=1), randn(width, seed=2) if biased else None
     parts = x[:, 64:256].view(9, groups, size)
     parts = parts - parts.mean(-1, keepdim=True) if centred else parts
     normed = parts / (parts.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.view(-1, size)

@@ -103,14 +103,12 @@ class TorchOps:
         return normed if bias is None else normed.add_(bias)
 
     def head_norm(self, x: Tensor, norm: HeadNorm) -> None:
-        """Norm the groups of each row of x that `norm` names, in place: a layer norm if `centred`, else an RMS norm,
-        which ignores `bias`."""
+        """Norm the groups of each row of x that `norm` names, in place: a layer norm if `centred`, else an RMS norm.
+        Both add the bias if there is one."""
         parts = x[:, norm.first : norm.first + norm.groups * norm.size].view(len(x), norm.groups, norm.size)
-        weight, bias = norm.weight.view(-1, norm.size), None if norm.bias is None else norm.bias.view(-1, norm.size)
-        if norm.centred:
-            parts.copy_(self.layer_norm(parts, weight, bias, norm.eps))
-        else:
-            parts.copy_(self.rms_norm(parts, weight, norm.eps))
+        rows = parts - parts.mean(dim=-1, keepdim=True) if norm.centred else parts
+        normed = self.rms_norm(rows, norm.weight.view(-1, norm.size), norm.eps)
+        parts.copy_(normed if norm.bias is None else normed.add_(norm.bias.view(-1, norm.size)))
 
     def add(self, delta: Tensor, residual: Tensor) -> None:
         residual.add_(delta)

@@ -88,9 +88,9 @@ def _rotating(module: nn.Module) -> nn.Module | None:
 
 
 @cache
-def rotates_the_same(theirs: Callable[..., tuple[Tensor, Tensor]], device: torch.device, dtype: torch.dtype) -> bool:
+def rotates_the_same(theirs: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a modelling file's rotation gives the kernel's results for random heads, rotated as a whole and, if the
-    function can do that, by half. False also for a function with other arguments."""
+    function can do that, by half. False also for a function with other arguments or other results."""
     generator = torch.Generator(device).manual_seed(1)
     query, key, cos, sin = (
         torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -99,14 +99,15 @@ def rotates_the_same(theirs: Callable[..., tuple[Tensor, Tensor]], device: torch
     for dims in (64, 32):  # all of a head, and its first half
         angles = cos[..., :dims], sin[..., :dims]
         try:
-            wanted = theirs(query, key, *angles)
+            wanted_query, wanted_key = theirs(query, key, *angles)
         except Exception:
             if dims == query.shape[3]:
-                return False  # a function of the same name with other arguments
+                return False  # a function of the same name with other arguments or results
             break  # a function that rotates whole heads alone
-        pairs = zip(rotate_heads(query, key, *angles), wanted, strict=True)
-        if any(_relative(found, each) > _TOLERANCE for found, each in pairs):
-            return False
+        pairs = zip(rotate_heads(query, key, *angles), (wanted_query, wanted_key), strict=True)
+        for found, wanted in pairs:
+            if not isinstance(wanted, Tensor) or wanted.shape != found.shape or _relative(found, wanted) > _TOLERANCE:
+                return False
     return True
 
 

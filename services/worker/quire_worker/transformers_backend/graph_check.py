@@ -41,7 +41,8 @@ def find_defect(model: Layers, vocab_size: int, max_positions: int, device: torc
             graph = recorder.end()
         except Exception as error:
             recorder.abandon()
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            first_line = next(iter(str(error).splitlines()), "no text")
+            return f"{type(error).__name__}: {first_line[:200]}"
         token += torch.arange(1, 1 + _TOKENS, device=device) % vocab_size
         position += torch.tensor([last, last // 2, 1 % (last + 1), 0, last // 3], device=device)
         wanted = model.hidden(token, position).clone()

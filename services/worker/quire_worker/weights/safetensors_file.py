@@ -79,8 +79,8 @@ class SafetensorsFile:
             self._map.close()
 
     def tensor(self, entry: TensorEntry) -> Tensor:
-        """Return a tensor as a view of the mapped file. Raises Unsupported for kinds of numbers that no model here
-        computes with."""
+        """Return a tensor as a view of the mapped file; one without elements is no view. Raises Unsupported for kinds
+        of numbers that no model here computes with."""
         if entry.dtype not in DTYPES:
             raise Unsupported(
                 "UNSUPPORTED_WEIGHT_DTYPE",
@@ -88,6 +88,8 @@ class SafetensorsFile:
                 "Serve an unquantised checkpoint.",
             )
         dtype = DTYPES[entry.dtype]
+        if not entry.num_bytes:
+            return torch.empty(entry.shape, dtype=dtype)  # torch makes no empty views of a buffer
         flat = torch.frombuffer(self._map, dtype=dtype, count=prod(entry.shape), offset=entry.begin)
         return flat.view(entry.shape)
 
@@ -138,6 +140,8 @@ class SafetensorsFile:
             raise self._corrupt(f"the entry of tensor {name[:80]} holds a value that is not a size")
         if end - begin != prod(shape) * item_bytes:
             raise self._corrupt(f"tensor {name[:80]} of shape {list(shape)} and {dtype} has {end - begin} bytes")
+        if begin == end and prod(size or 1 for size in shape) >= 1 << 63:
+            raise self._corrupt(f"tensor {name[:80]} has no elements, but sizes that no tensor can have")
         return TensorEntry(name, dtype, shape, data + begin, data + end)
 
     def _truncated(self, cause: str) -> ConfigError:

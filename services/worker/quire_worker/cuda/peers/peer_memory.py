@@ -22,7 +22,11 @@ class PeerMemory:
         self.address = self._base + memory.offset
         """Where page 0 lies."""
         self.num_pages = memory.size // page_bytes
-        base, size = driver.allocation_of(self._base)
+        try:
+            base, size = driver.allocation_of(self._base)
+        except BaseException:
+            self.close()
+            raise
         if self.address + memory.size > base + size or memory.size % page_bytes:
             self.close()
             raise InvalidArgument(
