@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
     stack = LocalStack(spec, ProgressLines(spec.members))
     print_welcome(spec, stack.ready)
     name = "" if args.name == DEFAULT_NAME else f" --name {args.name}"
-    print(f"`quire status{name}` looks after it, `quire logs{name}` reads its logs, `quire down{name}` ends it.")
+    print(f"`quire status{name}` shows its state, `quire logs{name}` reads its logs, `quire down{name}` ends it.")
     return 0

@@ -21,7 +21,7 @@ def print_welcome(spec: StackSpec, ready: Ready) -> None:
     key = spec.api_keys[0] if spec.api_keys else None
     name = _served_name(http, key) or spec.model
     path, asked = _example(spec.model)
-    body = json.dumps({"model": name, **asked, "max_tokens": 40})
+    body = json.dumps({"model": name, **asked, "temperature": 0, "max_tokens": 40})
     headers = ["-H", "Content-Type: application/json"]
     if key is not None:
         # The key itself is the user's to know, and to keep off the screen.
