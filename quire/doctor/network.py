@@ -44,6 +44,8 @@ def check_redis(address: str) -> Finding:
     try:
         url = urlsplit(address if "://" in address else f"redis://{address}")
         host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT
+        if "@" in url.path + url.fragment:
+            raise ValueError("the host would be a part of a password that is not encoded")
         # As the resolver will encode the name. UnicodeError, a ValueError: a part of the name is empty or too long.
         host.encode("idna")
     except ValueError:

@@ -62,7 +62,10 @@ def test_a_redis_with_a_password(redis_server: RedisServer) -> None:
     assert check_redis("http://127.0.0.1").state == check_redis("127.0.0.1:port").state == "failed"
 
 
-@pytest.mark.parametrize("address", ["redis://[::1", "[::1]:x", "127.0.0.1:99999", f"{'a' * 64}.example", "a..b:6379"])
+@pytest.mark.parametrize(
+    "address",
+    ["redis://[::1", "[::1]:x", "127.0.0.1:99999", f"{'a' * 64}.example", "a..b:6379", "redis://user:12/pa@127.0.0.1"],
+)
 def test_redis_address_without_a_valid_host_and_port(address: str) -> None:
     found = check_redis(address)
     assert found.state == "failed" and "no valid host and port" in found.found and "host:port" in found.fix

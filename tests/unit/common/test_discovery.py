@@ -11,6 +11,7 @@ import pytest
 from quire_common.discovery import Endpoint, make_discovery
 from quire_common.discovery.dns_discovery import DnsDiscovery
 from quire_common.discovery.membership import Membership
+from quire_common.discovery.redis_client import open_redis
 from quire_common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,10 +63,25 @@ def test_bad_settings_are_named(spec: str, static: dict[str, list[str]], cause: 
     assert caught.value.fix
 
 
-def test_a_bad_url_does_not_show_its_password() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2@host:99999/0",
+        "redis://hunter2:pa/ss@host",
+        "redis://user/hunter2@host",
+        "redis://hunter2:12#x@host",
+        "redis://hunter2:12/0@host?ttl_s=x",
+        "redis://user:hunter2\u2100@host",
+    ],
+)
+def test_a_bad_url_does_not_show_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_discovery("redis://user:hunter2@host:99999/0", {})
+        make_discovery(url, {})
     assert "hunter2" not in str(caught.value)
+    if not url.endswith(":99999/0"):  # the client checks no range of ports
+        with pytest.raises(ConfigError) as caught:
+            open_redis(url)
+        assert "hunter2" not in str(caught.value) and caught.value.__context__ is None
 
 
 async def test_dns_follows_changes_and_keeps_what_it_knew(monkeypatch: pytest.MonkeyPatch) -> None:

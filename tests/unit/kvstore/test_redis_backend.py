@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quire_common.errors import ConfigError
 from quire_kvstore.tiers import redis_backend
 from quire_kvstore.tiers.backend import PageJob
 from quire_kvstore.tiers.redis_address import RedisAddress
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from quire_kvstore.tiers.redis_connection import Argument, Reply
 
+HOST = "store.example"
 KEY = chain("a", 1).key(0)
 
 
@@ -60,3 +62,41 @@ def test_only_the_error_of_a_value_deletes_the_value(
     assert backend.counts.snapshot().corrupt == int(damaged)
     assert connection.deleted == ([redis_key(KEY)] if damaged else [])
     backend.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://carol:hunter2/x@{HOST}",
+        f"redis://carol/hunter2@{HOST}:1/0",
+        f"redis://hunter2:12/x@{HOST}?db=3",
+        f"redis://hunter2:12#x@{HOST}",
+        f"redis://carol:12?hunter2@{HOST}",
+        f"redis://carol:12?hunter2=x@{HOST}",
+        f"redis://carol:12?db=hunter2@{HOST}",
+        f"redis://carol:[hunter2]@{HOST}",
+        f"redis://carol:hunter2\u2100@{HOST}",
+        f"hunter2:x@{HOST}",
+        f"redis://carol:hunter2@{HOST}:port",
+    ],
+)
+def test_refused_address_shows_no_part_of_user_and_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="redis_url is not the URL of a Redis") as caught:
+        RedisAddress.parse(url)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "hunter2" not in str(error) and "carol" not in str(error)
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memcached://user:secret@host", "'memcached'"),
+        ("redis://user:secret@host/first", "'first'"),
+        ("redis://host?db=0&colour=red", "'colour'"),
+    ],
+)
+def test_refused_address_shows_what_is_wrong_behind_the_password(url: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        RedisAddress.parse(url)

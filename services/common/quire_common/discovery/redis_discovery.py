@@ -57,18 +57,21 @@ class RedisSettings:
     def parse(cls, spec: str, spec_file: str = "") -> RedisSettings:
         """Parse the URL of --discovery; the options ttl_s and poll_s are taken out of the URL, and others stay in it,
         except those without a value. Raises ConfigError for a missing or bad host, a bad port, a ttl_s that is no
-        number from 0.1 s to a day, or a poll_s that is none from 0.01 s to a day."""
+        number from 0.1 s to a day, or a poll_s that is none from 0.01 s to a day. The error shows no part of the user
+        or the password."""
         host: str | None = None
         try:
             parts = urlsplit(spec)
             host, options = parts.hostname, dict(parse_qsl(parts.query))
             ttl_s, poll_s = float(options.pop("ttl_s", 10.0)), float(options.pop("poll_s", 1.0))
-            valid = bool(host) and (parts.port or 6379) > 0
+            valid = bool(host) and (parts.port or 6379) > 0 and "@" not in parts.path + parts.fragment
             valid = valid and 0.1 <= ttl_s <= _MOST_S and 0.01 <= poll_s <= _MOST_S
         except ValueError:
             valid = False
         if not valid:
-            fault = f"at {host} has a bad port, ttl_s or poll_s" if host else "has no valid host"
+            # A "/" in a password ends the host too early: what comes before the last "@" is not shown.
+            is_shown = host is not None and host in spec.rpartition("@")[2].lower()
+            fault = f"at {host} has a bad port, ttl_s or poll_s" if is_shown else "has no valid host"
             raise ConfigError(
                 "BAD_DISCOVERY",
                 f"The Redis of discovery {fault}.",

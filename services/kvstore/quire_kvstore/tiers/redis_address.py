@@ -7,12 +7,13 @@ unix://[[user]:password@]/path[?db=N]          a socket of this machine
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from quire_common.config import read_secret
 from quire_common.errors import ConfigError
@@ -44,8 +45,8 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Parse a redis, rediss or unix URL. Raises ConfigError for another URL, a bad database or an unknown
-        option."""
+        """Parse a redis, rediss or unix URL. Raises ConfigError for another URL, a bad database or an unknown option.
+        The error shows no part of the user or the password."""
         try:
             return _parse(url)
         except ValueError as error:
@@ -102,36 +103,55 @@ def redis_address(url: str, url_file: str = "") -> Callable[[], RedisAddress]:
 def _parse(url: str) -> RedisAddress:
     """Parse a redis, rediss or unix URL into an address. The database comes from the option `db` or else, unless the
     URL is a unix one, from the path; the default is 0. Raises ValueError that says what is wrong, also for an unknown
-    option."""
-    parts = urlsplit(url)
-    options = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
+    option, and for a user or password that is not encoded."""
+    parts, port, options = _split(url)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if parts.scheme == "unix":
         if not parts.path:
             raise ValueError("it names no socket")
-        address = RedisAddress(path=unquote(parts.path), db=_db(options.pop("db", "0")), user=user, password=password)
+        database = options.pop("db", "0")
+        address = RedisAddress(path=unquote(parts.path), db=_db(database, url), user=user, password=password)
     elif parts.scheme in ("redis", "rediss"):
         if not parts.hostname:
             raise ValueError("it names no host")
+        if "@" in parts.path + parts.fragment:
+            raise ValueError("it has a user or password whose special characters are not percent-encoded")
         tls = parts.scheme == "rediss"
         address = RedisAddress(
             parts.hostname,
-            parts.port or _PORT,
-            db=_db(options.pop("db", parts.path.strip("/") or "0")),
+            port or _PORT,
+            db=_db(options.pop("db", parts.path.strip("/") or "0"), url),
             user=user,
             password=password,
             tls=tls,
             ca_file=options.pop("ssl_ca_certs", "") if tls else "",
         )
     else:
-        raise ValueError(f"the scheme is {parts.scheme!r}, not redis, rediss or unix")
+        raise ValueError(f"the scheme{_quoted(parts.scheme, url)} is not redis, rediss or unix")
     if options:
-        raise ValueError(f"unknown option {next(iter(options))!r}")
+        raise ValueError(f"the option{_quoted(next(iter(options)), url)} is unknown")
     return address
 
 
-def _db(text: str) -> int:
+def _split(url: str) -> tuple[SplitResult, int | None, dict[str, str]]:
+    """Return the parts of a URL, its port and its options. Raises ValueError if they are malformed, without the
+    library's text, which quotes parts of a password."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        options = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        port = None if parts.scheme == "unix" else parts.port
+        return parts, port, {name: values[-1] for name, values in options.items()}
+    raise ValueError("its host, port or options are malformed, or its password is not percent-encoded")
+
+
+def _db(text: str, url: str) -> int:
     """Parse the number of a database. Raises ValueError unless the text consists of digits."""
     if not text.isascii() or not text.isdigit():
-        raise ValueError(f"the database is {text!r}, not a number")
+        raise ValueError(f"the database{_quoted(text, url)} is not a number")
     return int(text)
+
+
+def _quoted(text: str, url: str) -> str:
+    """Return a blank and the quoted text, or nothing if the text may be a part of the URL's user or password."""
+    shown = text in url.rpartition("@")[2] or url.startswith(f"{text}://")
+    return f" {text!r}" if text and shown else ""
