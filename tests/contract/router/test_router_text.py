@@ -234,6 +234,26 @@ async def test_cors_allows_configured_origins() -> None:
         assert plain.status_code == 405
 
 
+@pytest.mark.parametrize(
+    ("credentials", "methods", "vary"),
+    [(True, "PUT", "access-control-request-method, access-control-request-headers, origin"), (False, "*", "origin")],
+)
+async def test_cors_preflight_names_the_asked_method_if_a_page_may_send_credentials(
+    credentials: bool, methods: str, vary: str
+) -> None:
+    """With credentials, browsers take `*` as the name of a method."""
+    allowed: dict[str, Any] = {
+        "allowed_origins": ("http://page",),
+        "allowed_methods": ("*",),
+        "allow_credentials": credentials,
+    }
+    async with router_rig(**allowed) as rig:
+        answer = await rig.http.options("/v1/completions", headers={**ASK, "Access-Control-Request-Method": "PUT"})
+        assert answer.headers["access-control-allow-methods"] == methods
+        assert answer.headers["access-control-allow-headers"] == "x-a"
+        assert answer.headers["vary"] == vary
+
+
 async def test_x_api_key_header_is_accepted() -> None:
     async with router_rig(api_key=("k",)) as rig:
         for headers, status in (

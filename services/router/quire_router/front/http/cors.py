@@ -29,6 +29,7 @@ class Cors:
     ) -> None:
         self._origins = frozenset(origins)
         self._methods = ", ".join(methods).encode()
+        self._names_method = credentials and "*" in methods
         self._headers = tuple(headers)
         self._credentials = credentials
 
@@ -38,18 +39,23 @@ class Cors:
             return []
         return [(b"access-control-expose-headers", _EXPOSED), *self._origin_headers(origin)]
 
-    def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
+    def preflight(self, origin: str, asked_method: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
         """Return the headers for the answer to a preflight request: allowed methods, allowed headers and their
         lifetime, without those of `answer`, which the edge adds. If `*` is configured, the allowed headers are those
-        that the browser asked for. Empty if the origin is not allowed."""
+        that the browser asked for. With credentials, the same holds for the method, since browsers then do not take `*`
+        as any method. Empty if the origin is not allowed."""
         if not self._allows(origin):
             return []
+        methods = asked_method.encode("latin-1") if self._names_method else self._methods
         headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
-        return [
-            (b"access-control-allow-methods", self._methods),
+        found = [
+            (b"access-control-allow-methods", methods),
             (b"access-control-allow-headers", headers.encode("latin-1")),
             (b"access-control-max-age", _MAX_AGE_S),
         ]
+        if self._names_method:
+            found.append((b"vary", b"access-control-request-method, access-control-request-headers"))
+        return found
 
     def _allows(self, origin: str) -> bool:
         return bool(origin) and ("*" in self._origins or origin in self._origins)

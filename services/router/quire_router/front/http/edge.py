@@ -199,8 +199,8 @@ class Edge:
     async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
         """Answer a browser's CORS preflight request, which has no credential, with 204. If the answer's headers do not
         allow the page, the browser does not send the page's request."""
-        asked = headers.get(b"access-control-request-headers", "")
-        allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
+        asked = (headers.get(b"access-control-request-" + name, "") for name in (b"method", b"headers"))
+        allowed = self._cors.preflight(headers.get(b"origin", ""), *asked)
         await send({"type": "http.response.start", "status": 204, "headers": allowed})
         await send({"type": "http.response.body", "body": b""})
 
