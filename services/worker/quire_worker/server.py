@@ -59,16 +59,16 @@ class WorkerService:
             config = with_model_path(self._config, self._watch.progress)
             loaded = self._load(config, self._watch.progress)
             self._replica = Replica(self._config, loaded, self._bound.fail)
+            registry.name_model("quire_worker_", loaded.info.name)
+            if loaded.device == "cuda":
+                from quire_worker.nvml import show_gpu  # torch comes with it
+
+                show_gpu()
         except Exception as error:
             self._watch.failed(as_quire_error(error))
             self._watch.wait_heard(LAST_WORD_S)
             raise
         spec = self._replica.engine.spec
-        registry.name_model("quire_worker_", loaded.info.name)
-        if loaded.device == "cuda":
-            from quire_worker.nvml import show_gpu  # torch comes with it
-
-            show_gpu()
         log.info(
             "model loaded",
             model=loaded.info.name,

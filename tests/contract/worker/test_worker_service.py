@@ -12,6 +12,7 @@ from quire.v1 import worker_pb2
 from quire_common.columns import pack_i32
 from quire_common.credit import Budget, Epoch, Report
 from quire_common.errors import ConfigError, QuireError, from_message, from_rpc_error
+from quire_common.telemetry.metrics import registry
 from quire_worker import run_stream
 from quire_worker.config import WorkerConfig
 from quire_worker.replica import ServedModel
@@ -247,6 +248,18 @@ def test_a_failed_load_is_told_to_watchers() -> None:
         last = list(worker.stub.Load(worker_pb2.LoadRequest(), timeout=WAIT_S))[-1]
         assert last.phase == "config" and from_message(last.error).code == "MISSING_CONFIG"
         assert error_of(FakeScheduler(worker.stub)).code == "MISSING_CONFIG"
+
+
+def test_an_error_after_the_load_is_told_to_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(prefix: str, model: str) -> None:
+        raise OSError("the metrics cannot be shown")
+
+    monkeypatch.setattr(registry, "name_model", fails)
+    with WorkerServer(start=False) as worker:
+        with pytest.raises(OSError, match="cannot be shown"):
+            worker.service.start()
+        last = list(worker.stub.Load(worker_pb2.LoadRequest(), timeout=WAIT_S))[-1]
+        assert from_message(last.error).code == "INTERNAL"
 
 
 def test_load_of_another_model_is_not_found(worker: WorkerServer) -> None:

@@ -68,7 +68,7 @@ class ProcessKind:
     thread: str
     """The name of the link's thread."""
     on_lost: Callable[[], None]
-    """Called by the link's thread after each process that ended or hung, for a metric."""
+    """Called by the link's thread after each process that ended or hung, for a metric. Its errors are logged."""
     buffers_while_restarting: bool = False
     """Whether `send` buffers frames for the next process as soon as one is lost. Otherwise it refuses frames until the
     next process starts."""
@@ -175,8 +175,12 @@ class ProcessLink:
             with self._lock:
                 self._incarnation += 1
             if self._kind.buffers_while_restarting:
-                self._first = self._connect()
-            self._kind.on_lost()
+                with suppress(OSError):  # no descriptor is left: the start of the next process tries again
+                    self._first = self._connect()
+            try:
+                self._kind.on_lost()
+            except Exception:
+                log.exception("the end of a process was not counted", process=self._kind.name)
             log.warning(f"{self._kind.name}'s process is gone", reason=reason, restart_in_s=backoff_s)
             self._inbox.append(ProcessLost())
             self._on_frames()

@@ -1,0 +1,50 @@
+"""A link starts its process again and again, whatever fails beside it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from quire_worker.side_process.frames import Frame, ProcessFrameKind
+from quire_worker.side_process.process_link import LinkTimeouts, ProcessKind, ProcessLink, ProcessLost
+
+WAIT_S = 60.0
+QUICK = LinkTimeouts(first_backoff_s=0.01, max_backoff_s=0.01)
+
+
+def await_lost_processes(kind: ProcessKind, processes: int) -> None:
+    lost = threading.Semaphore(0)
+    link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, lost.release, QUICK)
+    try:
+        for _ in range(processes):
+            assert lost.acquire(timeout=WAIT_S), "no process was started again"
+            assert link.take_frame() == ProcessLost()
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_error_of_on_lost_does_not_end_restarts(buffers: bool) -> None:
+    def fails() -> None:
+        raise RuntimeError("nobody counts")
+
+    command = ("true",)
+    kind = ProcessKind("the helper", command, ProcessFrameKind, "helper-link", fails, buffers_while_restarting=buffers)
+    await_lost_processes(kind, 3)
+
+
+def test_error_of_a_socket_does_not_end_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, calls = ProcessLink._connect, list[ProcessLink]()
+
+    def fails_twice(link: ProcessLink) -> object:
+        calls.append(link)
+        if len(calls) in (2, 3):
+            raise OSError("too many open files")
+        return connect(link)
+
+    monkeypatch.setattr(ProcessLink, "_connect", fails_twice)
+    kind = ProcessKind(
+        "the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None, buffers_while_restarting=True
+    )
+    await_lost_processes(kind, 3)
