@@ -15,7 +15,8 @@ import grpc
 from quire.v1 import common_pb2, kvstore_pb2_grpc, scheduler_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.credit.hello import epoch_from_pb, epoch_to_pb
-from quire_common.errors import QuireError, from_rpc_error
+from quire_common.errors import InvalidArgument, QuireError, from_rpc_error
+from quire_common.pages import HASH_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.backoff import Backoff
@@ -46,9 +47,10 @@ class PageStream:
 
     async def run(self) -> None:
         """Follow the holder's page events until cancelled, then forget the holder's pages and close the channel. A
-        stream that breaks or ends is opened again after a backoff. If events were missed, this is logged and counted,
-        and the stream is opened again at once and begins with a snapshot. An exception of another kind, as for page
-        hashes of a wrong length, ends this method, and nothing opens the stream again."""
+        stream that breaks, ends or sends a malformed frame is opened again after a backoff; a malformed frame is logged
+        as a warning. If events were missed, this is logged and counted, and the stream is opened again at once and
+        begins with a snapshot. An exception of another kind ends this method, and nothing opens the stream
+        again."""
         channel = aio_channel(self.address, self._config, self._service)
         backoff = Backoff(most_s=_MOST_BACKOFF_S)
         try:
@@ -65,6 +67,7 @@ class PageStream:
                     reason = from_rpc_error(error).message
                 except QuireError as error:
                     reason = error.message
+                    log.warning("page events malformed", instance=self._instance, reason=reason)
                 log.debug("page events unknown", instance=self._instance, reason=reason)
                 await backoff.wait()
         finally:
@@ -75,10 +78,10 @@ class PageStream:
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         """Open one stream, at the place where the last one broke if that is known, and apply its frames until it ends.
         Then, also after an error, tell the holder that the stream has ended, and start the timer of `page_grace_s`,
-        after which the holder's pages are forgotten, unless the timer runs already. The first frame of a stream stops
-        this timer and resets the backoff. Records open streams, complete snapshots and the age of changes in the
-        metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and ValueError if a frame's
-        hashes together are no multiple of eight bytes; other wrong lengths are not noticed."""
+        after which the holder's pages are forgotten, unless the timer runs already. The first well-formed frame of a
+        stream stops this timer and resets the backoff. Records open streams, complete snapshots and the age of changes
+        in the metrics. Raises PageGap if events are missing, grpc.RpcError if the stream breaks, and QuireError for a
+        malformed frame."""
         holder, resumed = self.holder, self.holder.epoch
         why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
@@ -88,6 +91,7 @@ class PageStream:
         followed = False
         try:
             async for frame in self._frames(channel, request):
+                update = update_from_pb(frame)
                 if not followed:
                     followed = True
                     backoff.reset()
@@ -96,7 +100,6 @@ class PageStream:
                 if frame.snapshot and frame.snapshot_complete:
                     metrics.page_resyncs.labels(why).inc()
                     why = "behind"
-                update = update_from_pb(frame)
                 if not (update.snapshot or update.is_empty):
                     metrics.page_lag.observe(frame.age_us / 1e6)
                 holder.apply(update)
@@ -127,9 +130,11 @@ class PageStream:
 
 def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
     """Convert a frame from the wire. Stored and removed pages are grouped by namespace and group; removed pages that
-    name neither get an empty namespace and group 0. A frame without a first number is a single change."""
+    name neither get an empty namespace and group 0. A frame without a first number is a single change. Raises
+    InvalidArgument for a hash that has not 32 bytes."""
     removed = _by_pool(frame.removed_pages)
     if frame.removed:
+        _check_hashes(frame.removed)
         removed.append(Pool(b"", 0, frame.removed))
     return PageUpdate(
         epoch=epoch_from_pb(frame.epoch),
@@ -145,8 +150,16 @@ def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
 
 def _by_pool(parts: Iterable[common_pb2.StoredPages | common_pb2.RemovedPages]) -> list[Pool]:
     """Join the pages of each namespace and group to one Pool. A frame may have hundreds of chains of one page, and one
-    change of the index with all of them takes no longer than with one."""
+    change of the index with all of them takes no longer than with one. Raises InvalidArgument as `update_from_pb`."""
     hashes: dict[tuple[bytes, int], list[bytes]] = {}
     for part in parts:
         hashes.setdefault((part.namespace, part.group), []).extend(part.hashes)
+    for joined in hashes.values():
+        _check_hashes(joined)
     return [Pool(namespace, group, joined) for (namespace, group), joined in hashes.items()]
+
+
+def _check_hashes(hashes: Iterable[bytes]) -> None:
+    wrong = set(map(len, hashes)) - {HASH_BYTES}
+    if wrong:
+        raise InvalidArgument("BAD_PAGE_KEY", f"A page hash has {min(wrong)} bytes.", "Send hashes of 32 bytes.")
