@@ -167,6 +167,14 @@ def test_holder_is_not_fully_known_after_a_gap(rig: Rig) -> None:
     assert rig.life == 0
 
 
+def test_empty_change_within_a_snapshot_is_a_gap(rig: Rig) -> None:
+    rig.start()
+    rig.holder.apply(update(9, snapshot=True, stored=pages(0, 3)))
+    with pytest.raises(PageGap):
+        rig.holder.apply(update(7))
+    assert rig.life == 0, "the changes up to 9 are missing"
+
+
 def test_pages_stay_known_until_the_snapshot_after_a_gap(rig: Rig) -> None:
     rig.start()
     with pytest.raises(PageGap):

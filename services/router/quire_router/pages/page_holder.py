@@ -78,12 +78,13 @@ class PageHolder:
         """Apply a frame, a change or a part of a snapshot, to the directory, and report a new state to `moved`. The
         pages of a snapshot count only when its last part has come. Raises PageGap for a change that does not follow on
         the last frame (changes were missed, or the epoch is another), or that comes while a snapshot is incomplete. An
-        empty change at the place of the last frame that was applied is no gap, even while a snapshot is incomplete: it
-        only says that the stream is followed."""
+        empty change at the place of the last frame that was applied is no gap unless a snapshot is incomplete: it only
+        says that the stream is followed."""
         if update.snapshot:
             self._apply_snapshot(update)
             return
-        if not update.is_empty or (update.epoch, update.last) != (self.epoch, self.sequence):
+        here = (update.epoch, update.last) == (self.epoch, self.sequence) and self._coming is None
+        if not (update.is_empty and here):
             self._apply_change(update)
         self._follows = True
         self._report()
