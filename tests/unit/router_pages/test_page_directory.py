@@ -233,3 +233,13 @@ def test_page_is_held_while_reported_or_expected() -> None:
     assert not directory.is_held(keys(2), 100.0), "it came to nothing"
     directory.close(first)
     assert not directory.is_held(keys(1), 0.0), "it has left, and is not swept out yet"
+
+
+def test_expected_page_ends_after_twice_its_time_however_lookups_fall() -> None:
+    directory = PageDirectory(1000, 1.0)
+    holder = directory.open()
+    directory.expect(holder, keys(1), 0.01)
+    found = [directory.is_held(keys(1), now_s) for now_s in (0.99, 1.98, 2.97)]
+    assert found == [True, True, False]
+    directory.expect(holder, keys(2), 3.9)
+    assert [directory.is_held(keys(2), now_s) for now_s in (4.89, 4.91, 5.91)] == [True, True, False]

@@ -2,10 +2,10 @@
 *expected*, because a request that was just placed will fill them.
 
 Expected pages are in two generations. New ones go to the younger generation. When the time of a generation is over, the
-older one is dropped. The generations change only when a page is looked up or expected. So an expected page lasts
-between one and two times `expected_s`, or up to three times after long pauses between such calls. A holder that leaves
-is no longer found at once, and its pages are swept later. Only one thread may use a directory. The directory knows
-nothing of streams.
+older one is dropped. So an expected page lasts between one and two times `expected_s`, unless its holder reports that
+the page was removed. The generations change only when a page is looked up or expected, so the memory may be freed
+later. A holder that leaves is no longer found at once, and its pages are swept later. Only one thread may use a
+directory. The directory knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class PageDirectory:
         self.reported = PageIndex(max_pages)
         self._expected = [PageIndex(max(max_pages // _EXPECTED_PART, 1)) for _ in range(2)]
         self._expected_s = expected_s
+        # When the younger generation began, a multiple of `expected_s`.
         self._turned_s = 0.0
         self._numbers = HolderNumbers()
         self._pages: dict[int, int] = {}
@@ -124,8 +125,7 @@ class PageDirectory:
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
         """Expect the holder to have these pages of one chain soon, since a request that needs them was sent there. The
-        expectation ends some time after `expected_s` (see the module). Pages that find no room are dropped and
-        counted."""
+        expectation ends after one to two times `expected_s`. Pages that find no room are dropped and counted."""
         self._turn_generations(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 
@@ -192,15 +192,16 @@ class PageDirectory:
         require(counted == self._pages, "pages of holders were miscounted")
 
     def _turn_generations(self, now_s: float) -> None:
-        """If `expected_s` has passed since the last turn, drop the older generation of expected pages and begin a new
-        one. After twice this time, drop both."""
-        passed = (now_s - self._turned_s) / self._expected_s
+        """If `expected_s` has passed since the younger generation of expected pages began, drop the older one and begin
+        a new one. After twice this time, drop both. A generation begins at a multiple of `expected_s`, however late
+        this call comes; otherwise the pages of the generation before it would last longer than twice this time."""
+        passed = int((now_s - self._turned_s) / self._expected_s)
         if passed >= 1:
-            for _ in range(min(int(passed), 2)):
+            for _ in range(min(passed, 2)):
                 self._expected.reverse()
                 if len(self._expected[0]):
                     self._expected[0].clear()
-            self._turned_s = now_s
+            self._turned_s += passed * self._expected_s
 
 
 class _Search:
