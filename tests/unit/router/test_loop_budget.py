@@ -47,6 +47,34 @@ async def test_work_over_the_budget_waits_for_a_later_turn_in_order() -> None:
     ]
 
 
+async def test_turn_in_which_waiting_work_resumes_has_no_second_budget() -> None:
+    budget, done = LoopBudget(10), list[int]()
+    async with Turns() as turns:
+
+        async def work(times: int) -> None:
+            for _ in range(times):
+                await budget.acquire(10)
+                done.append(turns.number)
+
+        await asyncio.gather(work(1), work(2))
+    assert len(set(done)) == 3, "the second call of the work that had waited comes in the turn in which it resumes"
+
+
+async def test_call_does_not_overtake_one_that_was_let_in() -> None:
+    budget, done = LoopBudget(10), list[str]()
+
+    async def work(name: str, values: int) -> None:
+        await budget.acquire(values)
+        done.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name, values in (("a", 10), ("b", 3)):
+            group.create_task(work(name, values))
+        await asyncio.sleep(0)
+        group.create_task(work("c", 4))  # it calls after `_renew` has let b in, and before b resumes
+    assert done == ["a", "b", "c"]
+
+
 async def test_cancelled_work_uses_no_budget() -> None:
     budget = LoopBudget(10)
     await budget.acquire(10)
