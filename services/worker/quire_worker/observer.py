@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.credit import Finish, MoveKind
+from quire_common.credit import MoveKind
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry import metrics, tracing
 from quire_common.telemetry.logs import get_logger
@@ -86,9 +86,8 @@ class WorkerObserver:
 
 def _record(trace: SlotTrace) -> None:
     """Record the sequence's prefill span and, if it had a first token, its decode span. If the sequence ended by an
-    error, of whatever kind, the last of these is marked with STEP_FAILED."""
+    error, the last of these is marked with the error's code."""
     parent = tracing.extract(context_to_pb(trace.context))
-    error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
     prefill_end = trace.first_token_ns or trace.ended_ns
     prefilled = {"quire.prompt_tokens": trace.prompt_tokens, "quire.cached_tokens": trace.cached_tokens}
     tracing.record_span(
@@ -97,8 +96,8 @@ def _record(trace: SlotTrace) -> None:
         trace.started_ns,
         prefill_end,
         prefilled,
-        error_type="" if trace.first_token_ns else error,
+        error_type="" if trace.first_token_ns else trace.error_code,
     )
     if trace.first_token_ns:
         decoded = {"quire.output_tokens": trace.output_tokens}
-        tracing.record_span("decode", parent, prefill_end, trace.ended_ns, decoded, error_type=error)
+        tracing.record_span("decode", parent, prefill_end, trace.ended_ns, decoded, error_type=trace.error_code)

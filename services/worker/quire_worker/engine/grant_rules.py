@@ -58,10 +58,11 @@ class GrantRules:
                 raise InvalidArgument("BAD_SLOT", f"There is no slot {slot}.", f"Use 0..{num_slots - 1}.")
             if self._residents.holds(slot):
                 # The sequence in the slot ends too: its later tokens would be taken for those of the new sequence.
-                self._residents.end(slot, Finish.ERROR)
-                raise FailedPrecondition(
+                busy = FailedPrecondition(
                     "SLOT_BUSY", f"Slot {slot} still held a sequence; both were ended.", "Stop a slot before its start."
                 )
+                self._residents.end(slot, Finish.ERROR, busy)
+                raise busy
             self._residents.start(start)
         except QuireError as error:
             self._draft.add_error(seq, slot, error)
@@ -100,7 +101,7 @@ class GrantRules:
             self._residents.grow(slot, page)
         except QuireError as error:
             self._draft.add_error(seq, slot, error)
-            self._residents.end(slot, Finish.ERROR)
+            self._residents.end(slot, Finish.ERROR, error)
 
     def _set_order(self, slots: Int32) -> None:
         """Rank the slots for prefill in this order; all others become unordered, and slots that hold no sequence are

@@ -151,6 +151,8 @@ class SlotTrace:
     output_tokens: int
     finish: Finish | None
     """None: the scheduler stopped it."""
+    error_code: str = ""
+    """The code of the error that ended it; empty: none did."""
 
 
 class Observer(Protocol):

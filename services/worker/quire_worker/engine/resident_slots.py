@@ -173,10 +173,10 @@ class ResidentSlots:
         if self._late:
             self._late = {slot_generation: step for slot_generation, step in self._late.items() if step > self.settled}
 
-    def end(self, slot: int, finish: Finish | None) -> None:
+    def end(self, slot: int, finish: Finish | None, error: QuireError | None = None) -> None:
         """End a held slot: release its pages, clear its columns, end its grammar, and give the observer its trace, with
-        `finish` (None: stopped). Its pages stay busy until its steps in flight have ended. Slots that wait for pages
-        which it was to fill find these lost."""
+        `finish` (None: stopped) and the code of `error`, with which a failed sequence ends. Its pages stay busy until
+        its steps in flight have ended. Slots that wait for pages which it was to fill find these lost."""
         table = self.table
         if table.last_step[slot] > self.settled:
             self.states.busy_until[table.pages(slot)] = table.last_step[slot]
@@ -189,6 +189,7 @@ class ResidentSlots:
             cached_tokens=int(table.cached_len[slot]),
             output_tokens=int(table.known_len[slot] - table.prompt_len[slot]),
             finish=finish,
+            error_code="" if error is None else error.code,
         )
         self.states.release(table.pages(slot), slot, running=bool(table.state[slot] == SlotState.RUNNING))
         table.clear(slot)
@@ -212,10 +213,10 @@ class ResidentSlots:
             error = self._waiting.check_slot(slot)
             if error is not None:
                 lost.append((slot, error))
-                self.end(slot, Finish.ERROR)
+                self.end(slot, Finish.ERROR, error)
         for slot, error in self._constrained.poll_failures():
             lost.append((slot, error))
-            self.end(slot, Finish.ERROR)
+            self.end(slot, Finish.ERROR, error)
         return lost
 
     def computed_one(self, slots: Int32, end: Int32) -> None:

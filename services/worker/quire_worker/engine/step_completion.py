@@ -75,7 +75,8 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
         if sequence in outcome.failed:
             rows.errors.append((int(slots[sequence]), outcome.failed[sequence]))
         if live[sequence]:
-            residents.end(int(slots[sequence]), Finish(outcome.finish[sequence]))
+            error = outcome.failed.get(sequence)
+            residents.end(int(slots[sequence]), Finish(outcome.finish[sequence]), error)
         else:
             residents.late_end(int(in_flight.slot_generation[sequence]))
     residents.forget_late()

@@ -196,9 +196,7 @@ class MatcherClient:
             self._waiting.remove(constraint)
         else:
             del self._by_mask_slot[constraint.mask_slot]
-            if constraint in self._to_open:
-                self._to_open.remove(constraint)
-                self._suspects.discard(constraint.generation)
+            self._cancel_opening(constraint)
             self._finish_opening(constraint)
             self._waits.forget(constraint)
             self._send(Frame(MatcherFrameKind.CLOSE, constraint.generation, constraint.mask_slot))
@@ -378,6 +376,12 @@ class MatcherClient:
         else:
             raise WireError(f"{frame.kind.name} is none of the matcher's")
 
+    def _cancel_opening(self, constraint: RowConstraint) -> None:
+        """Remove a sequence from those that are to be opened, if it is one of them."""
+        if constraint in self._to_open:
+            self._to_open.remove(constraint)
+            self._suspects.discard(constraint.generation)
+
     def _finish_opening(self, constraint: RowConstraint) -> None:
         """Record that the process no longer opens a sequence. If it was a suspect, send the tokens that were kept back,
         under the lock."""
@@ -426,11 +430,12 @@ class MatcherClient:
 
     def _check_waits(self) -> None:
         """Have the process open again, and so replay, the sequences whose mask is overdue. Fail those that MaskWaits
-        gives up."""
+        gives up, and do not open them any more."""
         replayed = False
         for constraint, verdict in self._waits.overdue():
             if verdict is Verdict.GIVE_UP:
                 log.warning("a mask never came", generation=constraint.generation)
+                self._cancel_opening(constraint)
                 self._fail(constraint, _matcher_unavailable_error("left no mask, however long the request waited"))
             else:
                 log.warning("a mask is overdue; its grammar is replayed", generation=constraint.generation)

@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from bench.harness.plain_pages import ids
-from quire_common.credit import MoveKind, PageMove
+from quire_common.credit import Finish, MoveKind, PageMove
+from quire_common.errors import Unavailable
 from quire_common.sequence import RequestContext
 from quire_common.telemetry import metrics, tracing
 from quire_worker.observer import WorkerObserver
@@ -48,6 +49,14 @@ def test_a_sequence_that_failed_in_prefill_has_one_span_that_says_so(spans: InMe
     bench.run()
     (prefill,) = spans.get_finished_spans()
     assert prefill.attributes is not None and prefill.attributes["error.type"] == "STEP_FAILED"
+
+
+def test_a_sequence_whose_pages_are_lost_has_a_span_with_that_code(spans: InMemorySpanExporter) -> None:
+    bench = EngineBench(observer=WorkerObserver())
+    bench.grant(a_start(0, [5, 6], [1], max_tokens=3, context=CONTEXT))
+    bench.engine.residents.end(0, Finish.ERROR, Unavailable("PAGES_LOST", "Its pages are lost.", "Retry."))
+    (prefill,) = spans.get_finished_spans()
+    assert prefill.attributes is not None and prefill.attributes["error.type"] == "PAGES_LOST"
 
 
 def value(name: str, **labels: str) -> float:

@@ -41,7 +41,7 @@ class GatedRunner(CountingRunner):
 
 
 class LoopBench:
-    def __init__(self, step_timeout_s: float = 120.0) -> None:
+    def __init__(self, step_timeout_s: float = 120.0, *, starts: bool = True) -> None:
         spec = small_spec()
         self.runner = GatedRunner(spec)
         self.transfer_agent = FakeTransferAgent()
@@ -50,7 +50,8 @@ class LoopBench:
         self.fatal: list[QuireError] = []
         self.loop = RunLoop(self.engine, self.hello, self.fatal.append)
         self.device.wake = self.loop.wake
-        self.loop.start()
+        if starts:
+            self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:
         return WorkerHello(epoch, 10, 4, (64,), counting_info())
@@ -306,6 +307,16 @@ def test_a_thread_that_fails_says_so_and_leaves_nobody_waiting() -> None:
     with pytest.raises(Unavailable, match="WORKER_STOPPED"):
         next(bench.loop.attach().frames())
     assert epoch.run == 1
+
+
+def test_session_that_came_before_the_start_is_closed_if_the_start_fails() -> None:
+    bench = LoopBench(starts=False)
+    session = bench.loop.attach()
+    bench.loop.close()
+    for refused in (session, bench.loop.attach()):
+        with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+            next(refused.frames())
+    bench.device.close()
 
 
 def test_what_a_device_put_off_is_done_while_nothing_runs(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:

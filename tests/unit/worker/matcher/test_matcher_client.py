@@ -267,6 +267,21 @@ def test_row_that_is_never_opened_fails_in_the_end(others: bool) -> None:
     assert limit_s < now_s[0] <= limit_s + 2
 
 
+def test_row_that_is_given_up_before_its_opening_is_not_opened_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_worker.matcher.matcher_client.MOST_OPENING_BYTES", 1)
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])
+    first, second = open_row(matcher), open_row(matcher)
+    now_s[0] = SILENT_S + 1.0
+    take_all(matcher)
+    assert first.failure is not None and second.failure is not None
+    matcher.prompt = True
+    matcher.on_send(matcher.link)
+    take_all(matcher)
+    matcher.client.close_sequence(first)
+    assert opened(matcher) == [first.generation]
+
+
 def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     """A sequence waits longer than a process may be silent, and all the time another one gets its masks at once."""
     now_s = [0.0]

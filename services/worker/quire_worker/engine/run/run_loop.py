@@ -139,7 +139,10 @@ class RunLoop:
 
     def close(self) -> None:
         """Stop the model thread, which closes the session and those in the inbox with WORKER_STOPPED, and wait for the
-        thread. If it has not ended after CLOSE_LIMIT_S, this call closes the session itself."""
+        thread. If it has not ended after CLOSE_LIMIT_S, this call closes the session itself. Before `start`, this call
+        closes the sessions in the inbox."""
+        if self._thread.ident is None:
+            self._refuse_remaining()
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join(CLOSE_LIMIT_S)
