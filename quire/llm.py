@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
 from typing import Any, TypeVar
@@ -37,9 +38,9 @@ _numbers = count()
 
 
 class LLM:
-    """`LLM(model)` starts a stack, and returns when the stack is ready; it downloads the model if needed, and raises
-    StartFailed if the start fails. The stack ends with `close`, with a `with` block, when this object is collected, or
-    with the process.
+    """`LLM(model)` checks the names of the options, downloads the model if needed, starts a stack, and returns when the
+    stack is ready. It raises StartFailed if the start fails. The stack ends with `close`, with a `with` block, when
+    this object is collected, or with the process.
 
     `LLM(address=...)` uses a stack that runs already, and raises InvalidArgument if a model or options are given too.
     `options` are those of `quire serve`, spelled in Python (`max_num_seqs=64`).
@@ -58,17 +59,18 @@ class LLM:
         self._stack: LocalStack | None = None
         self._defaults: SamplingParams | None = None
         if address is None:
-            self._stack = LocalStack(
-                StackSpec(
-                    name=f"llm-{os.getpid()}-{next(_numbers)}",
-                    model=str(find_model(model, options.get("revision") or "", options.get("download_dir") or "")),
-                    keep_directory=False,
-                    replicas=replicas,
-                    tokenizers=tokenizers,
-                    flags=stack_flags(options),
-                    drain_timeout_s=_DRAIN_S,
-                )
+            # Refused, where it cannot be, before a model is fetched.
+            spec = StackSpec(
+                name=f"llm-{os.getpid()}-{next(_numbers)}",
+                model="",
+                keep_directory=False,
+                replicas=replicas,
+                tokenizers=tokenizers,
+                flags=stack_flags(options),
+                drain_timeout_s=_DRAIN_S,
             )
+            path = find_model(model, options.get("revision") or "", options.get("download_dir") or "")
+            self._stack = LocalStack(replace(spec, model=str(path)))
             address = self._stack.grpc
         elif model is not None or options or (replicas, tokenizers) != (1, 1):
             raise InvalidArgument(

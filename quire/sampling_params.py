@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), str | Mapping | None):
                 raise _bad_structure(f"{name}={getattr(self, name)!r}", f"an object or a string as {name}")
         choice = self.choice
-        if choice is not None and (isinstance(choice, str) or not all(isinstance(each, str) for each in choice)):
+        if choice is not None and not (_is_list(choice) and all(isinstance(each, str) for each in choice)):
             raise _bad_structure(f"choice={choice!r}", "a list of strings as choice")
 
     @property
@@ -117,9 +117,9 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Immutable; `clone(temperature=0)` gives a changed copy. Raises InvalidArgument for a number of a wrong type or
-    out of bounds (some upper bounds are left to the router), an empty string, `best_of` below `n`, `min_tokens` above
-    `max_tokens`, and `ignore_eos` beside `structured_outputs`."""
+    """Immutable; `clone(temperature=0)` gives a changed copy. Raises InvalidArgument for a number, a list or a mapping
+    of a wrong type, a number out of bounds (some upper bounds are left to the router), an empty string, `best_of` below
+    `n`, `min_tokens` above `max_tokens`, and `ignore_eos` beside `structured_outputs`."""
 
     n: int = 1
     # The number of answers that are sampled; None: n. The n likeliest by mean logprob per token are returned, in this
@@ -185,13 +185,18 @@ class SamplingParams:
         for name in ("truncate_prompt_tokens", "thinking_token_budget"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), -1, 2**31 - 1)
+        for name in ("stop_token_ids", "allowed_token_ids", "bad_words", "logits_processors"):
+            if getattr(self, name) and not _is_list(getattr(self, name)):
+                raise _bad(name, getattr(self, name), "a list")
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0, 2**31 - 1)
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise _bad("logit_bias", self.logit_bias, "an object of token ids and numbers")
         for token, bias in (self.logit_bias or {}).items():
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100, 100)
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
+        if not isinstance(self.stop, Iterable | None) or not all(isinstance(t, str) and t for t in self.stop_strings):
             raise _bad("stop", self.stop, "strings that are not empty")
         if any(not isinstance(word, str) or not word for word in self.bad_words or ()):
             raise _bad("bad_words", self.bad_words, "strings that are not empty")
@@ -229,6 +234,11 @@ def _bad_structure(value: str, wanted: str) -> InvalidArgument:
         f"structured_outputs must have {wanted}.",
         param="structured_outputs",
     )
+
+
+def _is_list(value: object) -> bool:
+    """Whether the value has items, and is no text."""
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def _bad(name: str, value: object, wanted: str) -> InvalidArgument:

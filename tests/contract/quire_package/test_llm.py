@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_the_models_own_defaults_count_where_a_call_gives_no_params(fake: Fake) 
         llm.generate("a", SamplingParams())
     seen = [(r.sampling.temperature, r.sampling.top_k, r.max_tokens) for r in router.requests]
     assert seen == [(0.0, 7, 3), (0.0, 7, 3), (1.0, 0, 16)]
+
+
+@pytest.mark.parametrize("options", [{"bad_option": 1}, {"replicas": 0}])
+def test_options_are_refused_before_a_model_is_looked_for(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.llm.find_model", lambda *_: pytest.fail("a model was looked for"))
+    with pytest.raises(InvalidArgument):
+        LLM("org/x", **options)
 
 
 def test_prompts_are_served_together(fake: Fake) -> None:

@@ -44,6 +44,13 @@ BAD: list[dict[str, Any]] = [
     {"stop": ""},
     {"stop": ["x", ""]},
     {"stop": [3]},
+    {"stop": 5},
+    {"stop_token_ids": 5},
+    {"stop_token_ids": "5"},
+    {"allowed_token_ids": 5},
+    {"bad_words": "ab"},
+    {"logits_processors": "ab"},
+    {"logit_bias": [1]},
     {"stop_token_ids": [-1]},
     {"stop_token_ids": ["a"]},
     {"presence_penalty": 2.1},
@@ -93,7 +100,15 @@ def test_structured_outputs_reach_the_contract(fields: dict[str, Any], kind: str
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"regex": "a", "json_object": True}, {"json_object": False}, {"regex": 3}, {"json": [1]}, {"choice": "ab"}],
+    [
+        {},
+        {"regex": "a", "json_object": True},
+        {"json_object": False},
+        {"regex": 3},
+        {"json": [1]},
+        {"choice": "ab"},
+        {"choice": 5},
+    ],
     ids=repr,
 )
 def test_contradictory_structured_outputs_are_refused(fields: dict[str, Any]) -> None:
