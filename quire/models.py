@@ -26,12 +26,14 @@ def find_model(
     are for names of the hub. `fetch` does not matter for the catalogue. Without it, a name of the hub whose model is
     not in the cache is returned unchanged, and the services look for it.
 
-    Raises NotFound if there is no such path or name, or no demo model, InvalidArgument if `revision` is malformed for a
-    name of the hub, Unavailable if a model of the catalogue cannot be downloaded, and the errors of `find_hub_model`.
+    Raises NotFound if there is no such path or name, the name is empty, or there is no demo model, InvalidArgument if
+    `revision` is malformed for a name of the hub, Unavailable if a model of the catalogue cannot be downloaded, and the
+    errors of `find_hub_model`.
     """
     if model is not None:
         path = Path(model).expanduser().absolute()
-        if path.is_dir() or path.is_file():
+        # An empty text is most likely a variable that is not set, and not the present folder.
+        if os.fspath(model) and (path.is_dir() or path.is_file()):
             return path
         if os.fspath(model) in CATALOG:
             return pull_with_bar(CATALOG[os.fspath(model)])
@@ -40,7 +42,7 @@ def find_model(
             return hub_model_with_bar(named) if fetch else find_cached_model(named) or Path(model)
         raise NotFound(
             "MODEL_NOT_FOUND",
-            f"There is no folder {path}, and no file or model of that name.",
+            f"There is no folder {path if os.fspath(model) else repr('')}, and no file or model of that name.",
             "Give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), a GGUF file, a name "
             f"of the hub (org/name), or a name of `quire models` ({', '.join(CATALOG)}).",
             param="model",

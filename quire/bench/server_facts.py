@@ -4,6 +4,7 @@ it answers."""
 from __future__ import annotations
 
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -30,16 +31,22 @@ class ServerFacts:
     vocabulary: int
 
 
-def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
+def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, insecure: bool = False) -> ServerFacts:
     """Return the first model that the server lists at /v1/models, and the size of its vocabulary (0 if the server does
-    not tell it). No proxy is used, and a TLS certificate must be valid. While there is no such answer (no connection,
-    an HTTP error, no JSON of this form, no model), ask again every second for `timeout_s`. Raises Unavailable after
-    that, and at once if the server refuses the API key; http.client.HTTPException for what is not HTTP."""
+    not tell it). No proxy is used, and a TLS certificate must be valid unless `insecure` is set. While there is no such
+    answer (no connection, an HTTP error, no JSON of this form, no model), ask again every second for `timeout_s`.
+    Raises Unavailable after that, and at once if the server refuses the API key; http.client.HTTPException for what is
+    not HTTP."""
     deadline = time.monotonic() + timeout_s
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if insecure:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(*handlers)
     while True:
         try:
             request = urllib.request.Request(f"{base_url}/v1/models", headers=dict(headers))
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 models: list[dict[str, Any]] = json.loads(answer.read())["data"]
             if models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -73,8 +74,8 @@ def check_redis(address: str) -> Finding:
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
     """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the answer's
-    bytes up to the version, up to an error if that comes first, or all that came before the connection ended. Raises
-    OSError, also after 3 s without an answer."""
+    bytes up to the version, those from an error on if that comes first, or all that came before the connection ended.
+    Raises OSError, also after 3 s without an answer."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
@@ -86,9 +87,12 @@ def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
         connection.sendall(asked)
         connection.settimeout(_TIMEOUT_S)
         answer = b""
-        while b"redis_version:" not in answer and not answer.startswith(b"-") and len(answer) < 65536:
+        while b"redis_version:" not in answer and len(answer) < 65536:
             piece = connection.recv(4096)
             if not piece:
                 break
             answer += piece
+            # Before the version, only an error begins a line with a dash.
+            if error := re.search(rb"^-", answer.partition(b"redis_version:")[0], re.MULTILINE):
+                return answer[error.start() :]
     return answer

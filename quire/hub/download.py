@@ -52,9 +52,9 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
     bytes in all.
 
     A complete model in the cache is used without asking the hub, even if the hub has a newer one. `hf download` updates
-    the cache. If the download fails with Unavailable, a cached folder with config.json and all safetensors is returned;
-    the tokenizer may be missing. `tokenizer_only` as in `find_cached_model`; such a folder then needs no weights, but a
-    repository from which files are downloaded does.
+    the cache. If the download fails with Unavailable, a cached folder with config.json and all safetensors is returned,
+    unless the name asks for a quantisation; the tokenizer may be missing. `tokenizer_only` as in `find_cached_model`;
+    such a folder then needs no weights.
 
     Raises NotFound for an unknown repository, revision or weight file, PermissionDenied for a gated repository, and
     Unsupported if no weights are in a known format. Raises InvalidArgument if several GGUF models match, and
@@ -69,7 +69,8 @@ def find_hub_model(model: HubModel, start_progress: StartProgress, *, tokenizer_
         # The cache may hold a model without a tokenizer, if the user names another tokenizer. Otherwise the services
         # report the missing tokenizer better than this error.
         folder = snapshot_folder(model)
-        if folder is not None and (folder / CONFIG_FILE).is_file() and (tokenizer_only or _has_weights(folder)):
+        has_config = folder is not None and (folder / CONFIG_FILE).is_file() and not model.quant
+        if folder is not None and has_config and (tokenizer_only or _has_weights(folder)):
             return folder
         raise
 
@@ -83,9 +84,10 @@ def _has_weights(folder: Path) -> bool:
 def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only: bool) -> Path:
     """Download the model's missing files into the hub's cache. Returns the snapshot's folder, or the GGUF file in it.
     config.json comes after the other metadata, and the weights last, so that a model whose weights are in the cache is
-    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF, but the hub must have weights all the
-    same. The function of `start_progress` is told the bytes of weights downloaded and in all. Raises the errors of
-    `_typed_errors`, `_no_weights_error` and `select_weight_files`."""
+    complete. With `tokenizer_only`, weights are downloaded only if they are GGUF, and a repository without weights is
+    enough if it has config.json and tokenizer.json, unless the name asks for a quantisation. The function of
+    `start_progress` is told the bytes of weights downloaded and in all. Raises the errors of `_typed_errors`,
+    `_no_weights_error` and `select_weight_files`."""
     with _typed_errors(model):
         try:
             from huggingface_hub import HfApi
@@ -102,6 +104,8 @@ def _download(model: HubModel, start_progress: StartProgress, *, tokenizer_only:
         commit = folder.name
         _download_files(model, commit, (CONFIG_FILE,))
         weight_files = select_weight_files(sizes, model, read_shard_names(folder / SHARD_INDEX_FILE))
+        if tokenizer_only and not weight_files and find_cached_model(model, tokenizer_only=True) == folder:
+            return folder
         absent_from_hub = [name for name in weight_files if name not in sizes]
         if absent_from_hub or not weight_files:
             raise _no_weights_error(model, sizes, absent_from_hub)

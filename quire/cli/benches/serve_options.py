@@ -17,13 +17,15 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 
 def make_options(args: argparse.Namespace) -> ReportOptions:
-    """Check --num-prompts, --num-processes, the random lengths, the rates and the range ratio, and return the options
-    of the report: metrics, percentiles, goodput limits, details. Raises InvalidArgument for one of these out of range
-    (other counts are not checked), an unknown metric (for goodput: all but ttft, tpot and e2el), and a percentile or
-    limit that is not a number."""
+    """Check --num-prompts, --num-processes, --max-concurrency, the random lengths, the rates and the range ratio, and
+    return the options of the report: metrics, percentiles, goodput limits, details. Raises InvalidArgument for one of
+    these out of range (other counts are not checked), an unknown metric (for goodput: all but ttft, tpot and e2el), and
+    a percentile or limit that is not a number."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
+    if args.max_concurrency < 0:
+        raise InvalidArgument("BAD_VALUE", "--max-concurrency is less than 0.", "Give at least 1; 0 is no bound.")
     if not args.request_rate > 0 or not args.burstiness > 0 or not args.trace_speed > 0:
         raise InvalidArgument("BAD_VALUE", "A rate is not positive.", "Give more than 0.")
     if not 0 <= args.random_range_ratio < 1:
@@ -56,7 +58,7 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
         headers["Authorization"] = f"Bearer {key}"
     facts = ServerFacts(args.model or "", 0)
     if not args.model or not (args.random_vocab_size or args.tokenizer):
-        found = find_facts(base_url, headers, args.ready_check_timeout_sec)
+        found = find_facts(base_url, headers, args.ready_check_timeout_sec, insecure=args.insecure)
         facts = ServerFacts(args.model or found.model, found.vocabulary)
     vocabulary = args.random_vocab_size or (vocabulary_of(args.tokenizer) if args.tokenizer else facts.vocabulary)
     backend = ALIASES.get(args.backend, args.backend)

@@ -41,9 +41,9 @@ def resolve_model(
 
     An existing path, or a text that is no name of the hub (also an empty one), is returned as it is. For a name of the
     hub, the result is the folder or GGUF file in the hub's cache. The model is downloaded first if files are missing.
-    With `tokenizer_only`, the cache needs no weights, but a repository from which files are downloaded must have some.
-    `progress` is called only if there is a download, which is logged: first with zeros, later with the bytes downloaded
-    and the bytes in all.
+    With `tokenizer_only`, no weights are needed beside config.json and tokenizer.json, unless the name asks for a
+    quantisation. `progress` is called only if there is a download, which is logged: first with zeros, later with the
+    bytes downloaded and the bytes in all.
     """
     if not name or Path(name).exists():
         return name

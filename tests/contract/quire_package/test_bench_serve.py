@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.bench.server_facts import ServerFacts, find_facts
+from quire.errors import Unavailable
+from tests.certificates import Authority
 from tests.fakes.router.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +60,27 @@ async def test_bench_counts_equal_what_was_served(tmp_path: Path, flags: tuple[s
             assert result["decode_window_concurrency"] == 1
             assert 0 < result["median_decode_tpot_ms"] <= result["p99_decode_tpot_ms"] < 1000
         assert "Successful requests:                     20" in out
+
+
+class Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "tiny", "vocab_size": 7}]}')
+
+
+def test_insecure_is_also_for_the_question_which_model_is_served(tmp_path: Path) -> None:
+    own = Authority(tmp_path).files("router")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.cert, own.key)
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            find_facts(url, {}, 0)
+        assert find_facts(url, {}, 0, insecure=True) == ServerFacts("tiny", 7)
+        server.shutdown()
 
 
 async def test_failures_are_counted_and_shown(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ BAD = [
     ),
     (["complete", "hi", "--address", "127.0.0.1:1"], "Nothing answers at 127.0.0.1:1", "UNREACHABLE"),
     (["bench", "throughput", "--num-prompts", "0"], "--num-prompts is less than 1", "BAD_VALUE"),
+    (["bench", "serve", "--max-concurrency=-1"], "--max-concurrency is less than 0", "BAD_VALUE"),
+    (["up", "--port", "70000"], "port is 70000", "BAD_VALUE"),
     (["logs", "nothing"], "There is no 'nothing'", "UNKNOWN_SERVICE"),
     (["restart"], "Say what to restart", "NOTHING_TO_RESTART"),
     (["restart", "worker", "--rolling"], "Say what to restart", "NOTHING_TO_RESTART"),

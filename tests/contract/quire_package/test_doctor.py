@@ -62,6 +62,13 @@ def test_a_redis_with_a_password(redis_server: RedisServer) -> None:
     assert check_redis("http://127.0.0.1").state == check_redis("127.0.0.1:port").state == "failed"
 
 
+def test_a_redis_user_without_rights_is_told_so(redis_server: RedisServer) -> None:
+    with Redis.from_url(redis_server.url) as client:
+        client.acl_setuser("small", enabled=True, passwords=["+word"], commands=["+ping"])
+    found = check_redis(f"redis://small:word@127.0.0.1:{redis_server.port}/0")
+    assert found.state == "failed" and "NOPERM" in found.found
+
+
 @pytest.mark.parametrize(
     "address",
     ["redis://[::1", "[::1]:x", "127.0.0.1:99999", f"{'a' * 64}.example", "a..b:6379", "redis://user:12/pa@127.0.0.1"],

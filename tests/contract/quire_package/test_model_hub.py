@@ -193,6 +193,30 @@ def test_weights_come_last_and_the_tokenizer_downloads_none(
     assert seen[0] == (0, 0) and seen[-1] == (len(WEIGHTS), len(WEIGHTS))
 
 
+def test_a_repository_of_a_tokenizer_alone_is_enough_for_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    with HubServer(REPO, TEXTS) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        folder = Path(resolve_model(REPO, tokenizer_only=True))
+        assert {path.name for path in folder.iterdir()} == set(TEXTS)
+        with pytest.raises(Unsupported):
+            find_model(REPO)
+        with pytest.raises(ConfigError, match="UNSUPPORTED_WEIGHT_FORMAT"):
+            resolve_model(f"{REPO}:Q4_K_M", tokenizer_only=True)
+
+
+def test_safetensors_do_not_take_the_place_of_a_quantisation(offline: None, cache: Path) -> None:
+    fake_cache(cache, REPO, FILES)
+    with pytest.raises(Unavailable, match="MODEL_NOT_FETCHED"):
+        find_model(f"{REPO}:Q4_K_M")
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(NotFound, match="There is no folder ''"):
+        find_model("")
+
+
 def test_only_indexed_shards_are_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with HubServer(REPO, {**SHARDED, "model-00003-of-00003.safetensors": b"stray"}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
