@@ -65,7 +65,11 @@ class Migration:
     def start(self, sequences: Sequence[SequenceState]) -> None:
         """Submit new siblings (the sequences of one prompt) to one replica, because they share their prompt's pages;
         the placement of the first counts for all. A sequence without siblings may be prefilled at another replica than
-        the one that decodes it. If no replica can take the sequences, they wait."""
+        the one that decodes it. If no replica can take the sequences, they wait. After `close`, they fail."""
+        if self._closed:
+            for sequence in sequences:
+                sequence.fail(session_lost())
+            return
         if len(sequences) == 1 and _may_prefill_elsewhere(sequences[0]):
             if not self._submit_new(sequences[0]):
                 self._wait(sequences[0], self._history_of(sequences[0]))
@@ -118,7 +122,8 @@ class Migration:
 
     def prefill_ended(self, sequence: SequenceState) -> None:
         """Move a sequence whose prompt is computed to its reserved decode side. If it has no reservation, submit it to
-        any replica, or let it wait. If the engine has ended the sequence, it only waits for its text."""
+        any replica, or let it wait; after `close`, fail it. If the engine has ended the sequence, it only waits for its
+        text."""
         sequence.close_attempt()
         if sequence.engine.finish:
             self._pending.enter(sequence)
@@ -141,8 +146,8 @@ class Migration:
             self._serve_waiting()
 
     def close(self) -> None:
-        """Fail the sequences that wait for an engine now, and each sequence that loses its engine later. A sequence
-        whose prefill ends later still goes to its decode side."""
+        """Fail the sequences that wait for an engine now, and each sequence that starts or loses its engine later. A
+        sequence whose prefill ends later still goes to its reserved decode side, and fails without one."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -193,7 +198,10 @@ class Migration:
         return True
 
     def _place_or_wait(self, sequence: SequenceState) -> None:
-        """Submit the sequence to a replica that can take it now, or let it wait."""
+        """Submit the sequence to a replica that can take it now, or let it wait. After `close`, fail it."""
+        if self._closed:
+            sequence.fail(session_lost())
+            return
         history = self._history_of(sequence)
         if not self._place(sequence, history, asyncio.get_running_loop().time()):
             self._wait(sequence, history)
