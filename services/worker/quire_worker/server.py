@@ -52,8 +52,8 @@ class WorkerService:
     def start(self) -> None:
         """Download the model if its name is one of the hub and files are missing, load it, and start the engine, with
         its metrics; watchers of Load see the progress. A later error of the model thread ends the process without a
-        drain. Set Python's switch interval between threads to 0.1 ms. If the load or the start of the engine fails,
-        wait up to a second for a watcher to receive the error, then raise it."""
+        drain. Set Python's switch interval between threads to 0.1 ms. If any of this fails, wait up to a
+        second for a watcher to receive the error, then raise it."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             config = with_model_path(self._config, self._watch.progress)

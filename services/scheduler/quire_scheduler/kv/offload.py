@@ -132,11 +132,13 @@ class Offload:
     def handle_leave(self, request: Request, *, stores: bool = True) -> None:
         """Handle a request that is giving up its pages. Nothing happens if the policy does not store early or the
         prompt is too short. With `stores`, the pages that were not stored are stored now, as far as there is room.
-        Pages that stay unstored for lack of room or without `stores` are counted as dropped; under `selective`, these
-        may be pages that no second request uses."""
+        Pages that stay unstored for lack of room or without `stores` are counted as dropped; under `selective`, only
+        those up to the last one that a second request uses."""
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.store_new_pages(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
+            if self._selective:
+                end = self._wanted_twice(request, first, end)
             self._stats.store_dropped(len(self._lacking(request, first, end)))
 
     def skip(self, request: Request, pages: int) -> None:

@@ -33,8 +33,8 @@ class Rate:
         self._seconds = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Add a measurement: `amount` took `seconds`. Earlier measurements keep 0.9 of their weight. A time of more
-        than 4 times the expected one is cut to that, unless `amount` is 0."""
+        """Add a measurement: `amount`, more than 0, took `seconds`. Earlier measurements keep 0.9 of their weight. A
+        time of more than 4 times the expected one is cut to that."""
         expected_s = self.seconds(amount)
         if expected_s:
             seconds = min(seconds, _MAX_SURPRISE * expected_s)
@@ -60,13 +60,13 @@ class Lane:
 
     def add_ended_batch(self, amount: int, longest_us: int, now: float) -> None:
         """Add a batch of moves that one Report told of. Its time is that of its longest move, but at most the time
-        since the last batch. A batch that took no time does not count for the rate, but the time of the next one is
-        measured from it."""
+        since the last batch. A batch that moved nothing or took no time does not count for the rate, but the time of
+        the next one is measured from it."""
         seconds = longest_us / 1e6
         if self._last_s:
             seconds = min(seconds, now - self._last_s)
         self._last_s = now
-        if seconds > 0:
+        if amount and seconds > 0:
             self.rate.add(amount, seconds)
 
 

@@ -27,20 +27,21 @@ _COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
     """Yield load messages to one watcher, for ever. The first comes at once. Then one comes at once when the phase, its
-    progress, its detail or the role changes (but if this happens while a message is being sent, an interval later), and
-    at the end of each interval in which the load has changed. If it has not, one comes as a heartbeat at the first end
-    of an interval that is 2 s or more after the last message. `interval_ms` is kept within 10 ms and 60 s; 0 means the
-    configured one."""
+    progress, its detail or the role changes (or as soon as the watcher has taken the message before), and at the end of
+    each interval in which the load has changed. If it has not, one comes as a heartbeat at the first end of an interval
+    that is 2 s or more after the last message. `interval_ms` is kept within 10 ms and 60 s; 0 means the configured
+    one."""
     wanted = interval_ms or engine.config.load_interval_ms
     interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
     loop = asyncio.get_running_loop()
     last, sent_at = None, 0.0
     while True:
-        load = load_to_pb(engine, instance)
+        changes, load = engine.phase_changed.sets, load_to_pb(engine, instance)
         if load != last or loop.time() - sent_at >= _HEARTBEAT_S:
             last, sent_at = load, loop.time()
             yield load
-        await engine.phase_changed.wait(interval_s)
+        if engine.phase_changed.sets == changes:  # none came while the watcher was slow to read
+            await engine.phase_changed.wait(interval_s)
 
 
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:

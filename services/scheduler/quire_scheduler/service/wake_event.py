@@ -7,13 +7,16 @@ import asyncio
 
 class WakeEvent:
     """An event of one event loop. A waiter misses a `set` that comes between two of its waits, so it must look for
-    changes before it waits."""
+    changes, or at `sets`, before it waits."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.sets = 0
+        """How often it was set."""
 
     def set(self) -> None:
         """Wake all present waiters."""
+        self.sets += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 

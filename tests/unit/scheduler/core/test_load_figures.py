@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from quire_common.credit.hello import Epoch
 from quire_common.version import installed_version
 from quire_scheduler.core.scheduler import LoadFigures
-from quire_scheduler.service.load_watch import load_to_pb
+from quire_scheduler.service.load_watch import load_to_pb, watch_load
+from quire_scheduler.service.wake_event import WakeEvent
 
 
 def test_waiting_tokens_saturate_at_the_fields_bound() -> None:
@@ -36,3 +38,21 @@ def test_load_tells_the_longest_wait_the_version_and_when_the_first_certificate_
     load = load_to_pb(engine, "scheduler-1")
     assert (load.oldest_wait_ms, load.certificate_expiry_unix_s) == (1234, 1_900_000_000)
     assert load.version == installed_version("quire-scheduler") != ""
+
+
+async def test_phase_change_while_a_watcher_reads_slowly_is_told_at_once() -> None:
+    engine: Any = SimpleNamespace(
+        phase="loading",
+        progress=0.0,
+        detail="",
+        roles=SimpleNamespace(role="both"),
+        core=None,
+        oldest_wait_s=0.0,
+        phase_changed=WakeEvent(),
+    )
+    loads = watch_load(engine, "scheduler-1", 60_000)
+    assert (await anext(loads)).phase == "loading"
+    engine.phase = "ready"
+    engine.phase_changed.set()
+    async with asyncio.timeout(10.0):
+        assert (await anext(loads)).phase == "ready"

@@ -192,6 +192,24 @@ def test_selective_stores_pages_that_two_requests_use() -> None:
     assert len(store) == 5 + 8, "siblings are two at once"
 
 
+def test_selective_counts_no_page_as_dropped_that_one_request_uses() -> None:
+    rig = a_rig({}, "selective", num_pages=600, config={"max_num_batched_tokens": 32})
+    rig.submit(1, a_sequence(random_ids(200, 1), 40))
+    while rig.core.stats.prefill_tokens < 100:
+        rig.step()
+    rig.core.abort(0, 1, rig.now)
+    rig.run()
+    assert rig.core.stats.offload_dropped == 0
+
+
+def test_selective_counts_pages_of_two_requests_as_dropped_without_room() -> None:
+    rig = a_rig({}, "selective", num_pages=200)
+    rig.core._replica.kv.offload._max_stores = 0
+    serve_alone(rig, 1, a_sequence(random_ids(41, 1), 30))
+    serve_alone(rig, 2, a_sequence([*random_ids(21, 1).tolist(), *random_ids(20, 2).tolist()], 30))
+    assert rig.core.stats.offload_dropped == 5, "how both begin, and nothing of how they go on"
+
+
 def test_offload_off_stores_nothing_but_still_loads() -> None:
     store: Store = {}
     serve_alone(a_rig(store), 1, a_sequence(41, 4))

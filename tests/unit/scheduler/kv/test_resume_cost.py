@@ -7,7 +7,7 @@ import pytest
 
 from quire_common.credit import Epoch, MoveKind, Report, StepTiming
 from quire_scheduler.kv.page_moves import Carried
-from quire_scheduler.kv.resume_cost import ResumeCost
+from quire_scheduler.kv.resume_cost import Lane, ResumeCost
 
 PAGE = 16
 PAGE_BYTES = 1_000_000
@@ -110,6 +110,15 @@ def test_single_pause_hardly_changes_a_rate() -> None:
     assert before is not None
     assert after is not None
     assert after < 1.5 * before, f"{before:.3f} s became {after:.3f} s"
+
+
+def test_moves_that_failed_do_not_change_a_rate() -> None:
+    """A load of no page that failed after 10 s, before the first one that ended well, and after it."""
+    lane = Lane()
+    lane.add_ended_batch(0, 10_000_000, 10.0)
+    lane.add_ended_batch(PAGE_BYTES, 1_000, 20.0)
+    lane.add_ended_batch(0, 10_000_000, 40.0)
+    assert lane.rate.per_s() == pytest.approx(1_000 * PAGE_BYTES)
 
 
 def test_slower_worker_is_learnt_within_some_steps() -> None:
