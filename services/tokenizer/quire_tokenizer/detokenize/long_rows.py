@@ -20,12 +20,16 @@ TURN_TOKENS = 2048
 
 def step_in_turns(step: Callable[[TokenRows, StepText], None], rows: TokenRows, answer: StepText) -> Iterator[None]:
     """Call `step` with at most TURN_TOKENS tokens at a time, and yield after each call. If a row was cut, its parts
-    become one row in `answer`. The reasoning count of such a row may come more than once. If a later part has a
-    negative token id, the row has the text of the earlier parts beside the error. Raises BAD_COLUMN if the counts
-    contradict the tokens."""
+    become one row in `answer`. The reasoning count of such a row may come more than once. A step with a negative token
+    id, which no engine sends, is taken by one call. Raises BAD_COLUMN if the counts contradict the tokens."""
     counted = int(rows.count.sum(dtype=np.int64))
     if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
         raise bad_rows(counted, len(rows.token))
+    if int(rows.token.min(initial=0)) < 0:
+        # The request of such a row gets an error and no text, so no part of the row may be decoded before.
+        step(rows, answer)
+        yield
+        return
     for turn, goes_on in _turns(rows):
         told = len(answer.handle)
         step(turn, answer)

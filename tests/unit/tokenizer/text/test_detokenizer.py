@@ -263,6 +263,17 @@ def test_a_long_step_in_turns_is_the_step(vocabulary: Vocabulary, rows: list[Row
     assert answers[0] == answers[1]
 
 
+def test_a_bad_token_late_in_a_long_step_ends_its_request_without_text(stream: Stream) -> None:
+    for handle in (1, 2):
+        stream.open(handle)
+    hello = stream.ids("hello")
+    ids = [*hello * long_rows.TURN_TOKENS, -3]
+    answer = StepText()
+    list(long_rows.step_in_turns(stream.detokenizer.step, columns_of([(1, ids, 0), (2, hello, 0)]), answer))
+    assert [(handle, error.code) for handle, error in answer.errors] == [(1, "BAD_TOKEN_ID")]
+    assert (answer.handle, answer.text) == ([2], ["hello"])
+
+
 @pytest.mark.parametrize(("count", "tokens"), [([2], [1]), ([-1, 2], [1]), ([0], [1])])
 def test_long_steps_that_do_not_add_up(count: list[int], tokens: list[int]) -> None:
     zeros = [0] * len(count)
