@@ -168,6 +168,23 @@ sys.exit("""
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_function_that_fails_when_the_service_leaves_does_not_end_the_drain(tmp_path: Path, kind: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    told = "bound.when_leaving("
+    process = start(
+        tmp_path, kind, "--listen", address, edit=lambda text: text.replace(told, f"{told}lambda: 1 / 0); {told}")
+    )
+    try:
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    assert "start failed" not in err and "ZeroDivisionError" in err
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_tells_liveness_from_readiness(tmp_path: Path, kind: str) -> None:
     address, go = f"127.0.0.1:{free_port()}", tmp_path / "go"
     process = start(tmp_path, kind, "--listen", address, GO=str(go))

@@ -89,9 +89,12 @@ class BoundServer:
         self._leaving.append(tell)
 
     def leave(self) -> None:
-        """Call the functions that `when_leaving` was given."""
+        """Call the functions that `when_leaving` was given. An exception of one is logged: the service still drains."""
         for tell in self._leaving:
-            tell()
+            try:
+                tell()
+            except Exception:
+                log.exception("a function of when_leaving failed")
 
     def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
         """Before an asyncio server reads a call's first message, `check(path, metadata)` may refuse the call with a
