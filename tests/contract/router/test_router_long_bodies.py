@@ -219,10 +219,13 @@ async def test_tenants_take_turns() -> None:
         assert order == ["flood", "flood", "other", "flood", "flood"]
 
 
-async def test_process_that_does_not_start_is_an_error_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/none"], ids=["it ends", "it cannot be made"])
+async def test_process_that_does_not_start_is_an_error_and_is_tried_again(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with parser() as long:
         executable = sys.executable
-        monkeypatch.setattr(sys, "executable", "/bin/false")
+        monkeypatch.setattr(sys, "executable", program)
         for _ in range(2):
             with pytest.raises(Unavailable, match="BODY_PARSER_FAILED"):
                 await ask(long, LONG)

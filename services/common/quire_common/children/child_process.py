@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.children.frames import HEADER, Frame
+from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import QuireError
 
+log = get_logger(__name__)
 _START_S = 30.0
 # A process whose pipes have ended is about to end itself.
 _ENDING_S = 1.0
@@ -28,7 +30,8 @@ _READ_AHEAD_BYTES = 1 << 20
 @dataclass(frozen=True)
 class ChildProgram:
     """A program to run in a child. `first_frame` is sent to the child before it reports that it is ready. `not_started`
-    makes the error for a child that never reports this. `max_answer`: the bytes of an answer's message and payload."""
+    makes the error for a child that never reports this, or cannot be made. `max_answer`: the bytes of an answer's
+    message and payload."""
 
     module: str
     arguments: tuple[str, ...]
@@ -48,16 +51,21 @@ class ChildProcess:
     async def start(cls, program: ChildProgram) -> ChildProcess:
         """Start a child with a bare environment, send it the program's first frame, and wait until it answers that it
         is ready. If it does not within 30 s, or fails, it is killed and the program's `not_started` error is raised.
-        Raises OSError if no process can be started. What the child writes to standard error goes to the service's."""
+        The same error is raised, and the cause logged, if no process can be made. What the child writes to standard
+        error goes to the service's."""
         # The child gets only those variables that Python needs: no keys, no addresses.
         environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": os.environ.get("PATH", "")}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", program.module, *program.arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_READ_AHEAD_BYTES,
-            env=environment,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", program.module, *program.arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_READ_AHEAD_BYTES,
+                env=environment,
+            )
+        except OSError as error:
+            log.warning("no process can be made", program=program.module, reason=str(error))
+            raise program.not_started() from error
         child = cls(process, program.max_answer)
         try:
             await asyncio.wait_for(child._begin(program.first_frame), _START_S)

@@ -91,9 +91,8 @@ class BodyParser:
     async def _parse_in_child(self, job: bytes, body: bytes) -> Any:
         """Send a framed job and its body to the process, and return what it parsed. After a crash or a failed start,
         wait for the backoff first; a cancelled call, whose process ends too, delays nobody. If the process ends, count
-        and log that, and raise the error of `_failure`. A failed start raises Unavailable directly, or OSError if no
-        process can be made, and is not counted. Raises the error of a body that was refused; a mistake of the parser is
-        logged, and raised as Internal."""
+        and log that, and raise the error of `_failure`. A failed start raises Unavailable directly, and is not counted.
+        Raises the error of a body that was refused; a mistake of the parser is logged, and raised as Internal."""
         if self._failed:
             await self._backoff.wait()
         self._failed = True
