@@ -53,7 +53,8 @@ class PrivateNetwork:
         self._descriptors: dict[str, int] = {}
         self._switch = _new_namespace()
         try:
-            self._descriptors = {name: _new_namespace() for name in names}
+            for name in names:
+                self._descriptors[name] = _new_namespace()
             subnet = self._free_subnet()
             # This process's own.
             self.gateway = f"{subnet}.1"

@@ -88,6 +88,24 @@ def test_two_at_once_do_not_meet(network: PrivateNetwork) -> None:
         assert not set(other.hosts.values()) & set(network.hosts.values())
 
 
+def test_no_descriptor_stays_where_a_later_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def make() -> int:
+        if len(made) == 2:
+            raise FailedPrecondition("NO_NAMESPACES", "A network namespace was refused.", "Wait.")
+        made.append(os.open(os.devnull, os.O_RDONLY))
+        return made[-1]
+
+    monkeypatch.setattr(private_network, "_find", lambda tool: "true")
+    monkeypatch.setattr(private_network, "_new_namespace", make)
+    with pytest.raises(FailedPrecondition, match="refused"):
+        PrivateNetwork(["a", "b"])
+    for descriptor in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
 def test_who_may_not_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_network, "_CLONE_NEWNET", -1)  # the kernel knows no such flags
     with pytest.raises(FailedPrecondition, match="NO_NAMESPACES") as raised:

@@ -59,7 +59,7 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         self._generation = credentials.generation
         self._channel = make(credentials.value)
         self._next: grpc.aio.Channel | None = None
-        self._retired: set[asyncio.Task[None]] = set()
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._closed = False
 
     def current(self) -> grpc.aio.Channel:
@@ -93,9 +93,13 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         """End all calls: those on former channels at once, those on the present one after `grace` seconds (None: at
         once)."""
         self._closed = True
-        for task in self._retired:
+        retired = dict(self._retired)
+        for task in retired:
             task.cancel()
-        await asyncio.gather(*self._retired, return_exceptions=True)
+        await asyncio.gather(*retired, return_exceptions=True)
+        for channel in retired.values():
+            # Its task may have been cancelled before it began.
+            await channel.close()
         if self._next is not None:
             await self._next.close()
         await self._channel.close(grace)
@@ -108,19 +112,9 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
         """Close a channel in the background when its calls have ended, or when this object is closed."""
-        task = asyncio.ensure_future(_close_when_idle(channel))
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)
-
-
-async def _close_when_idle(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel's calls have ended, at most 30 days, then close it; if this task is cancelled, end them at
-    once."""
-    try:
-        await channel.close(_FOREVER_S)
-    except asyncio.CancelledError:
-        await channel.close()
-        raise
+        task = asyncio.ensure_future(channel.close(_FOREVER_S))
+        self._retired[task] = channel
+        task.add_done_callback(self._retired.pop)
 
 
 class WatchedChannel(_MethodMakers, grpc.Channel):
@@ -133,14 +127,16 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
         self._generation = credentials.generation
         self._channel = make(credentials.value)
         self._closing: dict[grpc.Channel, threading.Timer] = {}
+        self._closed = False
 
     def current(self) -> grpc.Channel:
         """Return the channel for new calls: a new one as soon as the credentials have changed. The old one is closed
-        120 s later, which would end calls that still run; no blocking call of ours lasts so long."""
+        120 s later, which would end calls that still run; no blocking call of ours lasts so long. After `close`, no
+        channel is made."""
         if self._generation == self._credentials.generation:
             return self._channel
         with self._lock:
-            if self._generation != self._credentials.generation:
+            if self._generation != self._credentials.generation and not self._closed:
                 self._generation = self._credentials.generation
                 timer = threading.Timer(_LONGEST_CALL_S, self._close_retired, (self._channel,))
                 timer.daemon = True
@@ -158,6 +154,7 @@ class WatchedChannel(_MethodMakers, grpc.Channel):
     def close(self) -> None:
         """End all calls, those on former channels too."""
         with self._lock:
+            self._closed = True
             retired, self._closing = self._closing, {}
             self._channel.close()
         for channel, timer in retired.items():

@@ -110,18 +110,20 @@ class _Watcher:
                 self._thread.start()
 
     def _run(self) -> None:
-        """Check all watched files every `POLL_S`, for ever. An exception of a check is logged. Runs in the watching
-        thread."""
+        """Check all watched files every `POLL_S`, for ever. Runs in the watching thread."""
         while True:
             time.sleep(POLL_S)
-            with self._lock:
-                watched = list(self._watched)
-            for files in watched:
-                try:
-                    files.check()
-                except Exception:
-                    log.exception("a change of files was not passed on")
-            del watched
+            self._check_all()
+
+    def _check_all(self) -> None:
+        """Check all watched files once. An exception of a check is logged. The thread holds no files after this."""
+        with self._lock:
+            watched = list(self._watched)
+        for files in watched:
+            try:
+                files.check()
+            except Exception:
+                log.exception("a change of files was not passed on")
 
 
 _watcher = _Watcher()

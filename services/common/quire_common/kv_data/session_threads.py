@@ -73,13 +73,14 @@ class SessionThreads:
                 self._changed.wait(_LOOK_S)
 
     def close(self, join_s: float) -> None:
-        """End all sessions, and wait up to `join_s` for the thread of each."""
+        """End all sessions, and wait up to `join_s` for the thread of each that has started."""
         with self._changed:
             threads = dict(self._threads)
             for session in threads:
                 session.stop()
         for thread in threads.values():
-            thread.join(join_s)
+            if thread.is_alive():  # not where `begin` has yet to start it: that session ends at once
+                thread.join(join_s)
 
     def _make_room(self) -> bool:
         """Stop and forget the session that has waited longest without showing a key. Returns False if all sessions have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def test_a_changed_file_is_loaded_and_an_unchanged_one_is_not(tmp_path: Path) ->
     files.check()
     files.check()
     assert (files.value, files.generation, outcomes("changed")) == ("two", 1, {"loaded": 1.0})
+
+
+def test_the_thread_keeps_no_value_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_files, "POLL_S", 0.001)
+    watcher = watched_files._Watcher()
+    monkeypatch.setattr(watched_files, "_watcher", watcher)
+    path = tmp_path / "a"
+    aged(path, "one")
+    files = watched("released", path)
+    left = weakref.ref(files)
+    aged(path, "two")
+    deadline = time.monotonic() + 5
+    while files.value == "one":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    del files
+    while left() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_bad_file_keeps_the_old_value_and_is_counted_once(tmp_path: Path) -> None:
