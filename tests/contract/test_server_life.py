@@ -149,6 +149,19 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["leaving", "drained", "closed"]
 
 
+def stop_once_serving(process: subprocess.Popen[str], address: str) -> str:
+    """Stop a process with SIGTERM as soon as it serves. Checks that it leaves, drains and closes, and returns its
+    standard error."""
+    try:
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    return err
+
+
 def test_registry_that_does_not_answer_a_withdrawal_does_not_end_the_drain(tmp_path: Path) -> None:
     late = """
 from quire_common.serving import server
@@ -157,13 +170,7 @@ server.ThreadAnnouncement.close = late
 sys.exit("""
     address = f"127.0.0.1:{free_port()}"
     process = start(tmp_path, "sync", "--listen", address, edit=lambda text: text.replace("sys.exit(", late))
-    try:
-        while health(address) != health_pb2.HealthCheckResponse.SERVING:
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    err = stop_once_serving(process, address)
     assert "start failed" not in err and "registration was not withdrawn" in err
 
 
@@ -174,13 +181,7 @@ def test_function_that_fails_when_the_service_leaves_does_not_end_the_drain(tmp_
     process = start(
         tmp_path, kind, "--listen", address, edit=lambda text: text.replace(told, f"{told}lambda: 1 / 0); {told}")
     )
-    try:
-        while health(address) != health_pb2.HealthCheckResponse.SERVING:
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    err = stop_once_serving(process, address)
     assert "start failed" not in err and "ZeroDivisionError" in err
 
 
