@@ -317,13 +317,11 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "The products with the tokens of answers count the greatest length that each answer may have. `max_tokens` or"
-    yield "the endpoint's default limits this length. Without either limit, an answer may fill the rest of the model's"
-    yield (
-        "context. In the product with `logprobs`, an answer without either limit counts as at most "
-        f"{products.UNSAID_ANSWER_TOKENS:,}"
-    )
-    yield "tokens. The number of logprobs per token includes the token's own logprob."
+    yield "In these products, an answer counts with the greatest length that it may have. `max_tokens` or the"
+    yield "endpoint's default limits this length. Without either limit, an answer may fill the rest of the model's"
+    yield "context. In the last product of the table, an answer without either limit counts as at most"
+    yield f"{products.UNSAID_ANSWER_TOKENS:,} tokens. *Logprobs per token* is the requested number plus 1, for the"
+    yield "token's own logprob."
     yield ""
     yield "## Limits of connections, calls and bodies"
     yield ""
