@@ -112,7 +112,8 @@ class AsyncClient:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
-        """Close the connection. Calls that still run, or wait to be sent again, raise `Aborted`."""
+        """Close the connection. Answers that still run, or wait to be sent again, raise `Aborted`; `models` and
+        `health`, if they still run, raise asyncio.CancelledError."""
         self._closed.set()
         await self._channel.close()
 

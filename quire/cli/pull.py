@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fetch the named model, of the hub or of the catalogue, unless it is there, and print its path. Returns exit code
-    0. Raises InvalidArgument for a malformed revision, NotFound for an unknown name, Unavailable if the download fails,
-    and the errors of `find_hub_model`."""
+    0. Raises InvalidArgument for a malformed revision of a model of the hub (for the catalogue, --revision and
+    --download-dir have no effect), NotFound for an unknown name, Unavailable if the download fails, and the errors of
+    `find_hub_model`."""
     from quire.hub.cache import parse_hub_name
     from quire.models import hub_model_with_bar, named_model, pull_with_bar
 

@@ -71,8 +71,8 @@ def serve(spec: StackSpec) -> int:
 
 
 def _stop(stack: LocalStack) -> int:
-    """Ask the stack to drain and stop, and wait for its end; each Ctrl-C meanwhile asks again, which ends the draining.
-    Returns the exit code 0."""
+    """Ask the stack to drain and stop, and wait for its end; each Ctrl-C or SIGTERM meanwhile asks again, which ends
+    the draining. Returns the exit code 0."""
     stack.terminate()
     while not stack.ended.is_set():
         try:

@@ -80,8 +80,9 @@ def check_files() -> Finding:
 
 
 def check_clock() -> Finding:
-    """Warn of a clock that jumps by more than 10 ms within 50 ms, or that is not synchronized. Deadlines travel as
-    wall-clock times between machines. If the kernel does not say whether NTP keeps the clock, the finding is ok."""
+    """Warn of a clock that jumps by more than 10 ms within 50 ms, or that is not synchronized. Certificates are checked
+    by this clock, and logs and traces have its times; deadlines do not depend on it. If the kernel does not say whether
+    NTP keeps the clock, the finding is ok."""
     before_s = time.time() - time.monotonic()
     time.sleep(0.05)
     jump_s = abs(time.time() - time.monotonic() - before_s)

@@ -61,8 +61,8 @@ class ProcessId:
         return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until exactly this process has ended. Returns False if it still runs. Systems
-        without pidfd do not wait."""
+        """Wait at most `timeout_s` until exactly this process has ended. Returns False if it still runs. Where Python
+        has no `os.pidfd_open`, it does not wait. Raises OSError if the kernel refuses that call."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (ProcessLookupError, AttributeError):

@@ -92,7 +92,8 @@ class PrivateNetwork:
 
     def close(self) -> None:
         """Remove the interface to this machine, and close the descriptors that hold the namespaces. Processes inside
-        keep theirs until they end. Idempotent."""
+        keep theirs until they end. If the interface cannot be removed, that is not reported (see `is_there`).
+        Idempotent."""
         if self._switch >= 0:
             subprocess.run([self._tools["ip"], "link", "delete", self._uplink], capture_output=True, check=False)
             for descriptor in (self._switch, *self._descriptors.values()):

@@ -120,7 +120,7 @@ class Roster:
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
         """Record in the state file that the member's process has ended: the phase is `exited`, or `failed` if the
         member is given up. Unless the process was `asked` to end, an event reports the cause. A negative `restart_in_s`
-        means that it is."""
+        means that the member is given up."""
         state = self.state.services[name]
         phase = "exited" if restart_in_s >= 0 else "failed"
         if asked:

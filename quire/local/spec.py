@@ -154,7 +154,7 @@ class StackSpec:
 
     def serves_without(self, lost: Collection[str]) -> bool:
         """Whether requests can be answered without these members. That takes the router, a tokenizer and a complete
-        replica; the kvstore is not needed."""
+        replica, of whatever role; the kvstore is not needed."""
         pairs = [set(replica_of(name)) for name in self.members_of("scheduler")]
         return (
             "router" not in lost

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure the time of one batch, `num_iters` times after the warm-up, and print its mean, percentiles and all
     times, in seconds, as one JSON object; --output-json writes it to a file too. Every iteration has other prompts, so
     that no cache helps. Answers have their full length, and are greedy unless --n is above 1. Returns the exit code 0.
-    Raises InvalidArgument for a count below 1, and the errors of `open_llm`."""
+    Raises InvalidArgument for a count below 1 (--num-iters-warmup is not checked), and the errors of `open_llm`."""
     from quire.bench.statistics import percentile
     from quire.sampling_params import SamplingParams
 

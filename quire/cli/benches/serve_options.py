@@ -19,8 +19,8 @@ _SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 def make_options(args: argparse.Namespace) -> ReportOptions:
     """Check --num-prompts, --num-processes, --max-concurrency, the random lengths, the rates and the range ratio, and
     return the options of the report: metrics, percentiles, goodput limits, details. Raises InvalidArgument for one of
-    these out of range (other counts are not checked), an unknown metric (for goodput: all but ttft, tpot and e2el), and
-    a percentile or limit that is not a number."""
+    these out of range (other counts are not checked), an unknown metric (for goodput: all but ttft, tpot and e2el), a
+    percentile that is no number above 0 and up to 100, and a limit that is not a number."""
     for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
         if getattr(args, name) < 1:
             raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")

@@ -65,8 +65,8 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
     def current(self) -> grpc.aio.Channel:
         """Return the channel for new calls. When the credentials have changed, a channel with the new ones is made and
         connects beside the old one. The new channel takes over at the first call of this method at which it is
-        connected, or the old one no longer is. The old one is closed when its calls have ended, and so is a new one
-        that became outdated before it took over. After `close`, no channel is made."""
+        connected, or the old one no longer is. The old one is closed when its calls have ended, after 30 days at the
+        latest, and so is a new one that became outdated before it took over. After `close`, no channel is made."""
         if self._generation != self._credentials.generation and not self._closed:
             self._generation = self._credentials.generation
             if self._next is not None:
@@ -111,7 +111,7 @@ class WatchedAioChannel(_MethodMakers, grpc.aio.Channel):
         await self.close()
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel in the background when its calls have ended, or when this object is closed."""
+        """Close a channel in the background when its calls have ended, after 30 days, or when this object is closed."""
         task = asyncio.ensure_future(channel.close(_FOREVER_S))
         self._retired[task] = channel
         task.add_done_callback(self._retired.pop)

@@ -89,7 +89,8 @@ class TransferCancelled(Exception):  # the caller's own wish, not a failure
 
 
 class KvClient:
-    """Blocking calls; safe to use from several threads. `timeout_s` bounds each call."""
+    """Blocking calls; safe to use from several threads. `timeout_s` bounds each call, unless the method takes or names
+    another limit."""
 
     def __init__(self, channel: grpc.Channel, timeout_s: float = 5.0) -> None:
         self._stub = kvstore_pb2_grpc.KvStoreStub(channel)
@@ -181,7 +182,8 @@ class KvClient:
         the call that sends the pages (None: the client's time limit); each other call has the client's time limit, and
         `on_wanted` has none. If `body` raises TransferCancelled, so does this method, whichever page it was; it raises
         QuireError if a call fails, also by another exception of `body`. An exception of `on_wanted` passes through.
-        After any failure the put is released, so that the store need not wait for its lease to end."""
+        After a failure, the put is released, so that the store need not wait for its lease to end; if this fails too,
+        that is ignored."""
         begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
         if not begun.wanted:
             return PutOutcome(0, 0, 0)

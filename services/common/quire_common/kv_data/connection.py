@@ -3,8 +3,8 @@ of the frames.
 
 The kernel keeps the time limits (SO_RCVTIMEO, SO_SNDTIMEO). One call sends a whole frame, or receives a head or a
 payload, without returning to the interpreter, and its limit bounds all of it. So a peer that sends a byte now and then
-holds a thread no longer than a silent peer. For a large payload over TCP, a first call waits until it has arrived, for
-the same limit at most, and a second call receives it.
+holds a thread no longer than a silent peer. For a payload of 128 KiB to 1 MiB over TCP, a first call waits until it has
+arrived, for the same limit at most, and a second call receives it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class DataConnection:
         return Seals.of_client(lease_key, *self._nonces)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to receive; returns False if nothing came within `timeout_s`."""
+        """Wait until there is something to receive, or the connection has ended; returns False if neither happened
+        within `timeout_s`."""
         return bool(self._poll.poll(timeout_s * 1000))
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:

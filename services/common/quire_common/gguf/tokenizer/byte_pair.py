@@ -13,7 +13,7 @@ _MERGES = "tokenizer.ggml.merges"
 def byte_pair_json(tokens: TokenList) -> dict[str, Any]:
     """Return the whole tokenizer as the content of a tokenizer.json, with the steps of the file's pre-tokenizer. Raises
     ConfigError if the merges are missing or damaged, or a token that is to be added to texts is missing. Raises
-    Unsupported for an unknown pre-tokenizer."""
+    Unsupported if the file names an unknown pre-tokenizer, or none."""
     found = find_pre_tokenizer(tokens.metadata)
     return {
         "version": "1.0",
