@@ -128,10 +128,10 @@ class AsyncClient:
     async def _stream(self, state: GenerateCall) -> AsyncIterator[Delta]:
         """Send the request of `state`, and yield the deltas of the answer. If a stream breaks or carries an error,
         `state` says how long to wait before another stream resumes the answer (or repeats a request that was not
-        begun), or that the answer is complete, or raises the typed error. A complete answer without the router's usage
-        gets a last delta with the counted usage. Unfinished choices are resumed one after the other, each by a request
-        of its own. If this iterator is closed, the call on the router is cancelled. Raises Aborted if the client is
-        closed before the answer is complete."""
+        begun), or that the answer is complete, or raises the typed error. A complete answer whose stream broke before
+        the router's usage came gets a last delta with the counted usage. Unfinished choices are resumed one after the
+        other, each by a request of its own. If this iterator is closed, the call on the router is cancelled. Raises
+        Aborted if the client is closed before the answer is complete."""
         while not self._closed.is_set():
             call = self._inference.Generate(state.request, metadata=self._metadata)
             try:

@@ -48,7 +48,7 @@ def remove_own_pages(directory: StateDirectory) -> None:
 
 def remove_abandoned() -> None:
     """Remove the pages of temporary stacks whose supervisors were killed, in all state directories. A stack whose lock
-    is held by a process lives, and keeps its pages."""
+    is held by a process lives, and keeps its pages. What cannot be removed stays, without an error."""
     for folder in base_directory().glob(f"*/{_OWN}"):
         try:
             with (folder.parent / "lock").open("w") as lock:

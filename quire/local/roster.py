@@ -50,8 +50,8 @@ class Roster:
         (--grpc-port) and the HTTP port (--port). If such a port is 0, it is a free one, as that of every other member
         is. The user's two ports are held on the spec's host, and the others on loopback; in network namespaces, free
         ports are always on loopback. The ports stay held, beside the members that listen on them, until `close` or the
-        next call. Does not write the state file. Raises StartFailed PORT_IN_USE if a port that the user has chosen is
-        taken."""
+        next call. Does not write the state file. Raises StartFailed PORT_IN_USE if a port that the user has chosen
+        cannot be bound, whatever the reason, and OSError if no free port of the host can be bound."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         for name in (*self._spec.members, "http"):

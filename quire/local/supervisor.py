@@ -83,7 +83,7 @@ class Supervisor:
     async def _start(self) -> None:
         """Start all members, and return when all serve or a stop was requested. If another process takes one of their
         ports, stop them and start all with other ports, in three attempts at most. Raises StartFailed if a member dies,
-        not all are ready in time, or a port that the user has chosen is taken."""
+        not all are ready in time, or a port that the user has chosen cannot be bound."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._roster.choose_ports()
             self._roster.spawn_all()

@@ -32,8 +32,8 @@ class HealthcheckConfig(ServiceConfig):
 def check(address: str, config: HealthcheckConfig, name: str = READINESS) -> bool:
     """Return whether grpc.health.v1 at `address` (host:port) reports SERVING for the name within two seconds, over TLS
     if the config names an authority. False if it cannot be reached or answers with an error. `config.server_name`, if
-    given, is looked for in the server's certificate in place of the name of `config.service`. Raises ConfigError for
-    TLS files that cannot be used."""
+    given, is looked for in the server's certificate in place of the name of `config.service`; with neither, the host of
+    the address is. Raises ConfigError for TLS files that cannot be used."""
     credentials = channel_credentials(config)
     named = [verified_name(config.service)] if config.service else []
     if config.server_name:

@@ -63,8 +63,8 @@ class NumberCodec:
                 setattr(message, name, value)
 
     def from_pb(self, message: pb.SamplingParams) -> dict[str, Any]:
-        """Return the numbers of a message by name, unchecked. An absent optional number gets its default, any
-        other is 0. If a negative number of a parameter means no limit, it becomes 0."""
+        """Return the numbers of a message by name, unchecked. An absent optional number gets its default, any other
+        absent number is 0. If a negative number of a parameter means no limit, it becomes 0."""
         found = dict(zip(self._names, self._values(message), strict=True))
         for name, default in self._optional:
             if not found[name] and not message.HasField(name):

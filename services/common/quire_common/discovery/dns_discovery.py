@@ -29,10 +29,11 @@ class DnsDiscovery:
         self._closing = Closing()
 
     async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
-        """Yield an endpoint for each address of the service's names, at once and after every change, until `close`. The
-        list is empty if there is no name or none has ever resolved. Names are resolved every `poll_s`; a name that does
-        not resolve is logged each time and keeps its last addresses. An instance is named by its address;
-        `metadata["host"]` is the DNS name, which certificates carry. An address of two names is listed twice."""
+        """Yield an endpoint for each address of the service's names, after the first look-ups and after every change,
+        until `close`. The list is empty if there is no name or none has ever resolved. Names are resolved every
+        `poll_s`; a name that does not resolve is logged each time and keeps its last addresses. An instance is named by
+        its address; `metadata["host"]` is the DNS name, which certificates carry. An address of two names is listed
+        twice."""
         last: dict[tuple[str, int], list[Endpoint]] = {}
         shown: list[Endpoint] | None = None
         while not self._closing.done:

@@ -144,8 +144,8 @@ def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
 
 def caller_check(server: str) -> CallerCheck:
     """Return a function that checks each call of a server by the table CALLERS. `server` is a key of CALLERS. The
-    function lets everyone call an RPC whose row is PUBLIC, also without a certificate. It raises PermissionDenied
-    for a caller whose certificate's identity may not call the RPC, and for an RPC without a row."""
+    function lets everyone call an RPC whose row is PUBLIC, also without a certificate. It raises PermissionDenied for
+    another RPC unless the caller has a certificate whose identity may call it, and for an RPC without a row."""
     rows = CALLERS[server]
 
     def check(path: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:

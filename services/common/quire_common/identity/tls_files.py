@@ -42,7 +42,7 @@ class TlsContent:
 def read_tls_files(files: TlsFiles) -> TlsContent:
     """Return the contents of the files, after checking that a server can use them; the times at which the certificates
     expire are recorded. Raises ConfigError for a file that cannot be read or is no PEM, a certificate without its key,
-    and a key that is another certificate's."""
+    and a key that is another certificate's or has a passphrase."""
     server_context(files)
     return TlsContent(
         read_pem(files.cert, "the TLS certificate") if files.any_pair else None,
