@@ -1,5 +1,5 @@
-"""Checks of this machine's cores, memory, disk, files and clock. On systems other than Linux most findings say that
-they are unknown."""
+"""Checks of this machine's cores, memory, disk, files and clock. On systems other than Linux, the memory is unknown,
+and so is whether the clock is synchronized; /dev/shm is reported as missing. The other checks work there too."""
 
 from __future__ import annotations
 

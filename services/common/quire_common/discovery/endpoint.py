@@ -41,4 +41,4 @@ class Discovery(Protocol):
         """
 
     async def close(self) -> None:
-        """Withdraw what was registered and end all watchers."""
+        """Withdraw what was registered, if the source can be reached, and end all watchers."""

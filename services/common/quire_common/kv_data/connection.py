@@ -149,9 +149,9 @@ class DataConnection:
         return frame.head
 
     def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
-        """Receive the payload of a verified head into `into`, which has its length, and verify its tag. Raises
-        DataConnectionError if it was not made with the lease's key. The bytes must not be trusted before this method
-        returns."""
+        """Receive the payload of a verified head into `into`, which has its length (more than 0: an empty payload has
+        no tag), and verify its tag. Raises DataConnectionError if it was not made with the lease's key. The bytes must
+        not be trusted before this method returns."""
         self._fill(into)
         if not seals.incoming.verify(frame.payload_tag, frame.number + 1, into):
             raise DataConnectionError("forged", "a payload was not made with the lease's key")
