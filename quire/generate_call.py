@@ -42,9 +42,9 @@ Params = SamplingParams | BeamSearchParams
 
 
 class GenerateOptions(TypedDict, total=False):
-    """`request_id` is chosen if it is absent. Requests of a lower `priority` go first, unless the scheduler's policy
-    ignores it. `timeout_s` counts from the arrival at the router, and anew for each request that resumes a choice.
-    Cached pages are shared only with requests of an equal `cache_salt`; a prompt may have its own."""
+    """`request_id` is chosen if it is absent or empty. Requests of a lower `priority` go first, unless the scheduler's
+    policy ignores it. `timeout_s` counts from the arrival at the router, and anew for each request that resumes a
+    choice. Cached pages are shared only with requests of an equal `cache_salt`; a prompt may have its own."""
 
     model: str
     request_id: str
@@ -67,7 +67,7 @@ class _Progress:
 class GenerateCall:
     """The state of one call. `request` is the message to send now. After its responses, call `more`; after a failure,
     call `wait_s`. The constructor chooses a request id, and a seed if the temperature is above 0, unless the caller has
-    given them. It raises the errors of `wire.build_request`."""
+    given them (a seed of -1 counts as none). It raises the errors of `wire.build_request`."""
 
     def __init__(
         self,

@@ -145,8 +145,8 @@ class LLM:
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the likeliest continuations of every prompt that a beam search finds, in order. `concurrency_limit`
-        prompts are searched at a time (default: 256). The search asks for 2 x beam_width logprobs; the router allows at
-        most 20, unless `--max-logprobs` changes that. Failures are as in `generate`."""
+        prompts are searched at a time (None or 0: 256). The search asks for 2 x beam_width logprobs; the router allows
+        at most 20, unless `--max-logprobs` changes that. Failures are as in `generate`."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         limit = concurrency_limit or _CONCURRENCY
         return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))

@@ -48,9 +48,9 @@ class Outcome:
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def end(self) -> None:
-        """Check and count a complete answer; no time is set here. If the server has sent no usage, the output tokens
-        are the sum of the counts that events told, or else one per event. An answer without any event is a failure; an
-        earlier error stays."""
+        """Check and count a complete answer; no time is set here. If the server has sent no usage, or one of 0 output
+        tokens, the output tokens are the sum of the counts that events told, or else one per event. An answer without
+        any event is a failure; an earlier error stays."""
         if not self.frames and not self.error:
             self.error = "the answer has no token"
         elif not self.output_tokens:

@@ -72,16 +72,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _continue(client: Client, prompt: str, max_tokens: int) -> None:
-    """Print the continuation of a text, then the half as long continuation of a prompt that begins with this text and
-    its answer."""
+    """Print the continuation of a text, of at most `max_tokens` tokens, then one of at most half as many for a prompt
+    that begins with this text and its answer."""
     text = _ask(client, prompt, prompt, max_tokens, _LIVELY)
     print("\nA second prompt begins with the first one and its answer:\n", flush=True)
     _ask(client, prompt + text + SECOND, prompt + text + SECOND, max_tokens // 2, _LIVELY)
 
 
 def _converse(client: Client, max_tokens: int) -> None:
-    """Ask the two questions of QUESTIONS in one conversation, and print both answers; the second is at most half as
-    long."""
+    """Ask the two questions of QUESTIONS in one conversation, and print both answers, the first of at most `max_tokens`
+    tokens and the second of at most half as many."""
     from quire.prompts import ChatPrompt
 
     messages: list[dict[str, str]] = []

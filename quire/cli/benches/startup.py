@@ -20,8 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start and end a stack --num-iters times, and print the seconds until it is ready and until the first token as
-    JSON. The first start reads files from disk that later starts find in memory. Returns the exit code 0. Raises
-    InvalidArgument with --address or for fewer than one iteration, and StartFailed if the stack does not get ready."""
+    JSON. The first start may have to read files from disk that later starts find in memory. Returns the exit code 0.
+    Raises InvalidArgument with --address or for fewer than one iteration, and StartFailed if the stack does not get
+    ready."""
     from quire.errors import InvalidArgument
     from quire.sampling_params import SamplingParams
 

@@ -154,8 +154,8 @@ def _collect(
     cls: type[Any], service: str, argv: Sequence[str] | None, environ: Mapping[str, str] | None
 ) -> dict[str, tuple[Any, str]]:
     """Return the values that were given, by option, each with the name of its source: a flag wins over the environment,
-    and that over the file. Values of secrets' files are read too. Raises ConfigError for unknown names and bad
-    values."""
+    and that over the file. Values of secrets' files are read too. Raises ConfigError for unknown names and bad values,
+    also those of a source over which another one wins."""
     environ = os.environ if environ is None else environ
     fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)

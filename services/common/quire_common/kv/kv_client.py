@@ -90,7 +90,7 @@ class TransferCancelled(Exception):  # the caller's own wish, not a failure
 
 class KvClient:
     """Blocking calls; safe to use from several threads. `timeout_s` bounds each call, unless the method takes or names
-    another limit."""
+    another limit; None and 0 stand for this one."""
 
     def __init__(self, channel: grpc.Channel, timeout_s: float = 5.0) -> None:
         self._stub = kvstore_pb2_grpc.KvStoreStub(channel)
