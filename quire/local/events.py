@@ -83,7 +83,7 @@ def encode(event: Event) -> str:
 
 def decode(line: str) -> Event | None:
     """Decode a line of `encode`; None for a line that is not a JSON object or names no known event. Raises TypeError
-    for fields that this event does not have."""
+    for a field that this event does not have, and for a missing one without a default."""
     try:
         values = json.loads(line)
         cls = _KINDS[values.pop("event")]
