@@ -102,11 +102,12 @@ class PageStore:
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
-        lower tiers. Returns its length in pages and the lease that holds it (None if nothing was found). `lease_ms`:
-        the lease's life; 0 is the default, and the configuration has a maximum. Without `pin`, only count the leading
-        pages that RAM or a local tier holds: no lease, no wait, no count of hits. While the store drains, nothing is
-        found. Leases that have expired are ended first. Raises TooLarge for more than `max_keys` pages, InvalidArgument
-        for malformed keys, Overloaded if there are too many leases."""
+        lower tiers. With a wait of 0, or if `max_prefetches` lookups wait already, only RAM is asked. Returns its
+        length in pages and the lease that holds it (None if nothing was found). `lease_ms`: the lease's life; 0 is the
+        default, and the configuration has a maximum. Without `pin`, only count the leading pages that RAM or a local
+        tier holds: no lease, no wait, no count of hits. While the store drains, nothing is found. Leases that have
+        expired are ended first. Raises TooLarge for more than `max_keys` pages, InvalidArgument for malformed keys and,
+        after the wait, Overloaded if there are too many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000
@@ -219,9 +220,9 @@ class PageStore:
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
-        if RAM or a local tier has it, if another put brings it, or if no room can be made, also by evicting pages.
-        Pages without room count as refused. While the store drains, none is wanted. Without a wanted page there is no
-        lease.
+        if RAM or a local tier has it, if another put brings it, or if it or an earlier one gets no room: evicting pages
+        does not help, or puts would hold more than `max_pending_bytes`. Pages without room count as refused. While the
+        store drains, none is wanted. Without a wanted page there is no lease.
         `page_bytes`: the size of one page's body. `lease_ms` is as for `lookup`. Raises InvalidArgument for a malformed
         key or a page named twice, TooLarge for too many pages or a bad page size, and Overloaded if there are too many
         leases."""
@@ -349,8 +350,8 @@ class PageStore:
             self._feed.close()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all pages queued for the lower tiers are written, so that they are found after a restart, but for
-        `timeout_s` at most."""
+        """Wait until all pages queued for the lower tiers are written, so that they are found after a restart, or
+        dropped, but for `timeout_s` at most."""
         deadline = time.monotonic() + timeout_s
         for tier in self._tiers:
             tier.flush(max(deadline - time.monotonic(), 0.0))
@@ -365,8 +366,10 @@ class PageStore:
                 self._ram.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pins agree with leases, memory with pages, puts and loads, and all bounds hold.
-        First waits for pages queued for lower tiers to be written. Not to be called while a lookup is under way."""
+        """Raise AssertionError unless each tier agrees with itself, pins agree with leases, and used memory with pages,
+        puts and loads. Of the limits, those of leases and of pending put bytes are checked. First waits, up to 30 s per
+        tier, for pages queued for lower tiers to be written; pages left after that raise nothing. Not to be called
+        while a lookup is under way."""
         for tier in self._tiers:
             tier.check_integrity()
         with self._lock:

@@ -99,10 +99,10 @@ class PutManager:
         return [i for i, key in enumerate(keys) if key not in self._pending and not self._tier_manager.has_page(key)]
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
-        """Reserve memory for the missing pages, or from the first on for as many as there is room, evicting other pages
-        but none of this run; pages of the run in RAM move to the end of the order of eviction. Returns them as a put,
-        pending until `finish`; None if there is no room at all. Pages without room count as refused, and watchers are
-        told of evictions. Called with the lock held."""
+        """Reserve memory for the missing pages, or from the first on for as many as memory and `max_pending_bytes`
+        allow, evicting other pages but none of this run; pages of the run in RAM move to the end of the order of
+        eviction. Returns them as a put, pending until `finish`; None if there is no room at all. Pages without room
+        count as refused, and watchers are told of evictions. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -199,9 +199,9 @@ class PutManager:
         return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
 
     def _verify(self, framed: memoryview, key: PageKey, checksum: int | None) -> bool:
-        """Return whether a page that has arrived matches its key. Without `checksum`, its own checksum and MAC are
-        verified. With `checksum` (of a copy from shared memory), that is compared; the page needs no MAC and, if there
-        is a MAC key, loses its unverified MAC."""
+        """Return whether a page that has arrived matches its key. Without `checksum`, its own checksum is verified and,
+        if there is a MAC key, its MAC. With `checksum` (of a copy from shared memory), that is compared; the page needs
+        no MAC and, if there is a MAC key, loses its unverified MAC."""
         if checksum is None:
             return is_intact(framed, key, mac=self._mac)
         if self._mac is not None:

@@ -3,7 +3,7 @@
 The eviction policy orders the pages. A run of pages is refreshed from its end, so that a prefix loses its tail before
 its head. A pinned page is never evicted, and counts as used when its last pin is removed. A page that a lower tier is
 copying is not evicted either, but keeps its place in the order. A dropped page is invisible to lookups at once, and its
-memory is freed when no reader uses it any more. RamTier is not thread-safe; the store's lock guards it.
+memory is freed when it has neither a pin nor a reader. RamTier is not thread-safe; the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAM = "ram"
 
 @dataclass(eq=False, slots=True)
 class RamPage:
-    """A visible page, or a dropped page that a reader still uses. `hits` counts the lookups that found it."""
+    """A visible page, or a dropped page that still has a pin or a reader. `hits` counts the lookups that found it."""
 
     key: PageKey
     offset: int
@@ -64,7 +64,7 @@ class RamTier:
 
     @property
     def used_bytes(self) -> int:
-        """Memory taken by visible pages and by pages under way."""
+        """Memory taken by visible pages, by dropped pages still in memory, and by pages under way."""
         return self._arena.used_bytes
 
     @property
@@ -77,14 +77,15 @@ class RamTier:
         return self._pages.get(key)
 
     def refresh(self, keys: Sequence[PageKey]) -> None:
-        """Move these keys, if they are here, behind all others in the order of eviction. The first of them is evicted
-        last."""
+        """Move these keys, if they are here and not pinned, to the end of the order of eviction (with `arc`, of the
+        queue that each is in). The first of them is evicted last."""
         for key in reversed(keys):
             if key in self._pages:
                 self._policy.refresh(key)
 
     def pin(self, pages: Sequence[RamPage]) -> None:
-        """Add a pin to each of these pages. A page with a pin is not evicted, and a first pin counts as a use."""
+        """Add a pin to each of these pages. A page with a pin is not evicted. A first pin counts as a use: the page
+        leaves the order of eviction, until `unpin` puts it at the end. For a dropped page, the pin is only counted."""
         for page in pages:
             page.pins += 1
             if page.pins == 1 and not page.dropped:
@@ -131,14 +132,14 @@ class RamTier:
         self._free_if_unused(page)
 
     def can_reserve(self, size: int) -> bool:
-        """Whether there is memory for a page, if evictable pages are counted as free. `reserve` may still fail because
-        of fragmentation."""
+        """Whether there is memory for a page, if all unpinned pages are counted as free. `reserve` may still fail
+        because of fragmentation, or because some of these pages are being copied."""
         return Arena.footprint(size) <= self.capacity_bytes - self.used_bytes + self._evictable_bytes
 
     def reserve(self, size: int) -> int | None:
         """Reserve memory for a page under way, and evict pages one by one until it fits. Returns the memory's offset.
-        Returns None if all free and evictable memory together is too small, or too fragmented even after all
-        evictions."""
+        Returns None, without an eviction, if free memory and unpinned pages together are too small. Also returns None
+        if the page does not fit after all evictions, because of fragmentation or pages being copied."""
         while self.can_reserve(size):
             offset = self._arena.allocate(size)
             if offset is not None:
@@ -193,8 +194,9 @@ class RamTier:
 
     def check_integrity(self, pins: dict[RamPage, int], reserved: dict[int, int]) -> None:
         """Raise AssertionError unless each page has the pins that the leases hold (`pins`), exactly the unpinned pages
-        can be evicted, and dropped pages still have a user. All memory must belong to one page or be reserved by others
-        (`reserved`: offset -> size), and the byte counts must be right."""
+        are evictable (also while they are being copied), and each dropped page still in memory has a pin or a reader.
+        All used memory must belong to one page or be reserved by others (`reserved`: offset -> size), and the byte
+        counts must be right."""
         self._arena.check_integrity()
         alive = set(self._pages.values())
         evictable = list(self._policy)

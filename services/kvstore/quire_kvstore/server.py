@@ -75,8 +75,8 @@ class KvstoreService:
 
     def drain(self, timeout_s: float) -> None:
         """From now on, answer every lookup with a miss, want no pages for puts, and end Watch streams. Wait up to
-        `timeout_s` in all until streams have ended, no data connection works on a request, and queued pages are
-        written to lower tiers. Leases are not waited for."""
+        `timeout_s` in all until Put and Get streams have ended, no data connection works on a request, and queued pages
+        are written to lower tiers or dropped. Leases are not waited for."""
         deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._stream_limiter.drain(timeout_s)
@@ -102,8 +102,8 @@ class KvstoreService:
             start += _POPULATE_BYTES
 
     def _sweep(self) -> None:
-        """Until `close`, every `sweep_s`: end expired leases, cancel streams whose time is over, and update the
-        metrics. An exception is logged, and the thread goes on."""
+        """Until `close`, every `sweep_s`: end expired leases, cancel Put and Get streams whose time is over, and update
+        the metrics. An exception is logged and ends the round, and the thread goes on."""
         while not self._stopping.wait(self._config.sweep_s):
             try:
                 self.store.sweep()

@@ -6,7 +6,7 @@ number of loads at a time (the window). A page that several lookups want is load
 Down: a page is copied to each tier, either when it is stored or when lookups have found it often enough. It stays in
 RAM too. Watchers are told that this instance has a page while the page is in RAM or in a local tier.
 
-Methods are called under the store's lock, except for those of TierCallbacks, which tiers call from their own threads.
+Methods are called under the store's lock, except for those of TierCallbacks, which tiers call without it.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class TierManager:
         return self._load_buffers
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless no lookup waits, and each load is listed under its own key and has a lookup that
-        waits for it."""
+        """Raise AssertionError unless no lookup waits, and each load under way is listed under its own key and has a
+        lookup that asked for it, which may have ended."""
         require(not self._waiting, "a lookup is under way")
         for key, load in self._loading.items():
             require(load.key == key and bool(load.waiters), "a load has somebody who asked for it")
@@ -212,7 +212,7 @@ class TierManager:
         """Process the lookup's next keys, as many as its window allows: pin pages in RAM, and share loads that are
         under way. Other pages are requested from the fastest tier that may have them; loads that its read queue
         refuses, since it is full or closed, go to the next tier. The prefix ends at a page that no tier may have or,
-        without `load_missing`, at a page that is not in RAM."""
+        without `load_missing`, at a page that is not in RAM, even if it is being loaded."""
         loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor

@@ -83,9 +83,9 @@ class BoundServer:
         self._set_serving(up)
 
     def when_leaving(self, tell: Callable[[], None]) -> None:
-        """Register `tell`, which is called once when a ready service begins to leave, in the service's own thread or
-        loop; after `fail` it is not called. The service then still serves, but grpc.health.v1 reports that it is not
-        ready. `tell` can report the same elsewhere."""
+        """Register `tell`, which is called once when a ready service begins to leave, in the service's loop or, for a
+        threaded service, in the main thread; after `fail` it is not called. The service then still serves, but
+        grpc.health.v1 reports that it is not ready. `tell` can report the same elsewhere."""
         self._leaving.append(tell)
 
     def leave(self) -> None:

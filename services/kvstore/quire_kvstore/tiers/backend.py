@@ -63,9 +63,10 @@ class TierCounts:
 
 
 class TierBackend(Protocol):
-    """A store of pages below RAM. `may_have`, `touch`, `refresh` and the properties never wait for the medium, and any
-    thread may call them. Only the tier's threads call the other methods, which may take as long as the medium does. If
-    an operation fails, the backend counts the failure and answers with a miss."""
+    """A store of pages below RAM. `may_have`, `touch`, `refresh`, `held_keys` and the properties never wait for the
+    medium, and any thread may call them. `maintain`, `read`, `write` and `discard` are called by the tier's threads
+    alone; these methods and `open` may take as long as the medium does. If an operation fails, the backend counts the
+    failure and answers with a miss."""
 
     name: str
     local: bool
@@ -104,8 +105,8 @@ class TierBackend(Protocol):
         """Note that these pages were used, in this order."""
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """Note that these pages were written: they are evicted after all others, in this order. This does not count as
-        a use."""
+        """Note that these pages were written: they move to the end of the order of eviction, in this order. This does
+        not count as a use."""
 
     def open(self) -> None:
         """Open the medium, as far as that is possible."""

@@ -91,8 +91,9 @@ class DiskFiles:
             self._lock_fd = -1
 
     def require_free(self, size: int) -> None:
-        """Raise OSError (ENOSPC) if the filesystem has fewer than `size` bytes free. Does nothing if the folder is
-        missing."""
+        """Raise OSError (ENOSPC) if the filesystem has fewer than `size` bytes free. Called before each write of a
+        page, with the page's size and the bytes that must stay free. Does nothing if the folder is missing, since the
+        write makes it again."""
         try:
             status = os.statvfs(self._root)
         except FileNotFoundError:

@@ -150,14 +150,15 @@ class RedisBackend:
         self._pending_deletes.append(key)
 
     def close(self) -> None:
-        """Close the connections of all threads."""
+        """Close the connections of all threads. The tier's threads have ended, so none is in use. The pages stay in
+        Redis."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
             self._connections.clear()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if there are more connections than threads."""
+        """Raise AssertionError if there are more connections than threads in the process."""
         require(len(self._connections) <= threading.active_count(), "a thread has two connections")
 
     def _flush_deletes(self) -> None:

@@ -65,8 +65,8 @@ class _PageWrite(NamedTuple):
 
 
 class TierCallbacks(Protocol):
-    """The receiver of a tier's reads and the source of its writes. The tier's threads call it without holding a
-    lock."""
+    """The receiver of a tier's reads and the source of its writes. The tier's threads call it, and `Tier.start` may
+    report removed or found pages to it; no lock is held."""
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
         """Return memory for the framed page; None if no lookup waits for the page any more, RAM has the page by now, or
@@ -167,8 +167,8 @@ class Tier:
             return self._write_done.wait_for(lambda: not self._writes and not self._writing, timeout_s)
 
     def check_integrity(self) -> None:
-        """Wait for queued writes, up to 30 s, then raise AssertionError if the backend contradicts itself. Not to be
-        called while a lookup is under way."""
+        """Wait for queued writes, up to 30 s, then, even if some are left, raise AssertionError if the backend
+        contradicts itself. Not to be called while a lookup is under way."""
         self.flush(_FLUSH_TIMEOUT_S)
         self.backend.check_integrity()
 

@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
-    """Check a GenerateRequest and convert it to a streamed job of one prompt; with beam search or a `best_of` other
-    than 0 and n, the job is not streamed. Unset fields get the contract's defaults. Without `max_tokens`, a text or
-    token prompt gets 16 tokens; for a chat, and with `fill_context`, the answer may fill the context. Raises
-    InvalidArgument for a missing prompt, and for values out of bounds or in contradiction. Raises Unsupported for
-    another kind, an adapter, media, more logprobs than the router returns, and options that beam search lacks."""
+    """Check a GenerateRequest and convert it to a streamed job of one prompt. With beam search, or with a `best_of`
+    that is neither 0 (which means unset) nor n, the job is not streamed. Unset fields get the contract's defaults.
+    Without `max_tokens`, a text or token prompt gets 16 tokens; for a chat, and with `fill_context`, the answer may
+    fill the context. Raises InvalidArgument for a missing prompt, and for values out of bounds or in contradiction.
+    Raises Unsupported for another kind, an adapter, media, more logprobs than the router returns, and options that beam
+    search lacks."""
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
@@ -119,9 +120,9 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
 
 
 def _with_beams_or_best_of(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
-    """Return the job changed for beam search or for a best_of other than 0 and n, and then not streamed; otherwise
-    return `job` unchanged. A beam search has a length penalty, by default 1.0. Raises InvalidArgument for values out of
-    range, and Unsupported for options that beam search lacks, `resume` included."""
+    """Return the job changed for beam search, or for a best_of that is neither 0 (unset) nor n, and then not streamed;
+    otherwise return `job` unchanged. A beam search has a length penalty, by default 1.0. Raises InvalidArgument for
+    values out of range, and Unsupported for options that beam search lacks, `resume` included."""
     whole = replace(job, wants=replace(job.wants, stream=False))
     if request.HasField("beam_search"):
         asked = request.beam_search

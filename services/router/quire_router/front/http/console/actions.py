@@ -89,8 +89,8 @@ class ConsoleActions:
     async def drain(self, request: Request) -> Response:
         """Drain a replica: it refuses new requests and finishes the running ones; those that still run after
         `drain_timeout_s` (0: never) are aborted. Answers `done`, or `under way` if that takes longer than 1.5 s. Raises
-        NotFound for an unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's
-        errors."""
+        NotFound for an unknown replica, FailedPrecondition while an action that began here goes on at the replica, and
+        its scheduler's errors of the first 1.5 s."""
         values = await self._read(request, DRAIN)
         replica = self._replica(required(values, "instance"))
         bind_subject(replica.instance)
@@ -99,7 +99,8 @@ class ConsoleActions:
     async def role(self, request: Request) -> Response:
         """Change a replica's role, for which some requests must end; those that still run after `drain_timeout_s` (0:
         never) are aborted. Answers `done`, or `under way` if that takes longer than 1.5 s. Raises NotFound for an
-        unknown replica, FailedPrecondition while an action on the replica goes on, and its scheduler's errors."""
+        unknown replica, FailedPrecondition while an action that began here goes on at the replica, and its scheduler's
+        errors of the first 1.5 s."""
         values = await self._read(request, ROLE)
         replica, role = self._replica(required(values, "instance")), required(values, "role")
         bind_subject(f"{replica.instance} {role}")

@@ -73,8 +73,8 @@ class _Watcher:
 
 
 class ConsoleEvents:
-    """An ASGI endpoint. Calls `watched` with True when the first watcher comes, with False when the last one has
-    left."""
+    """An ASGI endpoint. Calls `watched` with True when a first watcher starts the task that makes snapshots, and with
+    False when this task ends, up to a round after the last watcher has left."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class ConsoleEvents:
                 await send({"type": "http.response.body", "body": b""})
 
     def _enter(self, watcher: _Watcher) -> None:
-        """Add a watcher, and offer it the last snapshot at once, if there is one. The first watcher starts the task
-        that makes snapshots, and `watched` is called with True."""
+        """Add a watcher. If no task makes snapshots, start one and call `watched` with True; else offer the watcher the
+        last snapshot at once, if there is one."""
         self._watchers.add(watcher)
         metrics.console_watchers.set(len(self._watchers))
         if self._task is None:
@@ -165,10 +165,10 @@ class ConsoleEvents:
         metrics.console_watchers.set(len(self._watchers))
 
     async def _run(self) -> None:
-        """Every `interval_s` seconds, ask the kvstores for statistics, close watchers whose key has lost the scope
-        `admin`, and offer a new snapshot, with the statistics of the round before, to the others. End when no watcher
-        is left. If a snapshot or the asking fails, that is logged, and all streams end. At the end, call `watched` with
-        False, and close the channels to kvstores."""
+        """Every `interval_s` seconds, or when all kvstores have answered if that takes longer, ask the kvstores for
+        statistics, close watchers whose key has lost the scope `admin`, and offer a new snapshot, with the statistics
+        of the round before, to the others. End when no watcher is left. If a snapshot or the asking fails, that is
+        logged, and all streams end. At the end, call `watched` with False, and close the channels to kvstores."""
         try:
             while self._watchers:
                 asking = asyncio.create_task(self._stores.refresh())

@@ -52,9 +52,9 @@ class MessageParts:
         self._called: set[int] = set()
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the `delta` objects of a delta's parts, in order: each has content, reasoning or a piece of one tool
-        call. Adjacent pieces of one call are joined. Empty if no part is shown. If a tool call begins, `finish` later
-        says that the choice has called a tool."""
+        """Return the `delta` objects of a delta's parts, in order: each has content, reasoning (as `reasoning` and as
+        `reasoning_content`) or a piece of one tool call. Adjacent pieces of one call are joined. Empty if no part is
+        shown. If a tool call begins, `finish` later says that the choice has called a tool."""
         shown: list[dict[str, Any]] = []
         for part in self._shown(delta):
             if part.kind == PartKind.CONTENT:
