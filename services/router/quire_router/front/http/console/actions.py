@@ -122,7 +122,8 @@ class ConsoleActions:
         return _state_response(DONE)
 
     async def close(self) -> None:
-        """Stop waiting for schedulers: cancel the calls to them. They finish their actions alone."""
+        """Cancel the calls to schedulers that are under way. A draining replica then still refuses new requests, but
+        no longer aborts any after the timeout; a replica whose role was being changed keeps its role."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()

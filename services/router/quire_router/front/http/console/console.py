@@ -73,6 +73,6 @@ class Console:
         self._stores.update(endpoints)
 
     async def close(self) -> None:
-        """End all streams of snapshots, and stop waiting for schedulers."""
+        """End all streams of snapshots, and cancel the calls to schedulers (see ConsoleActions.close)."""
         await self.events.close()
         await self._actions.close()
