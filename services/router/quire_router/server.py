@@ -280,8 +280,8 @@ class RouterService:
         self._workers.leave()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop admitting requests, in all HTTP processes, and close idle HTTP connections. Return when all requests
-        have ended, or after the timeout."""
+        """Stop admitting requests, in all HTTP processes, and close idle HTTP connections. Return when all requests and
+        the other HTTP processes have ended, or after the timeout."""
         self.http.close_idle()
         await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 

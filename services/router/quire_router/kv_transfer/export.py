@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Export:
-    """The KvRoute of an export. The transfer is released if the sequence fails or is aborted."""
+    """The KvRoute of an export. The transfer is released if the sequence is aborted, or fails before the prefill has
+    ended."""
 
     def __init__(self, sequence: SequenceState, migrator: Migrator, lease_ms: int) -> None:
         self._sequence = sequence
@@ -69,8 +70,8 @@ class Export:
         return self._timings
 
     def close(self) -> None:
-        """Release the transfer and withdraw the offer, unless the sequence has ended without an error. In this case its
-        pages stay for the client until their lease ends."""
+        """Release the transfer and withdraw the offer, unless the sequence has ended with a finish reason. In this
+        case, which includes a failure after the prefill has ended, its pages stay until their lease ends."""
         if not (self._sequence.client.ended and self._sequence.client.finish):
             self._release()
 

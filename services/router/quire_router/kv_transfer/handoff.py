@@ -84,7 +84,7 @@ class Handoff:
     def reserve(self, session: DecodeSide, handle: int, load: LoadReservation) -> None:
         """Send a reservation under `handle` to the decode side `session`, for the sequence that is prefilled elsewhere.
         `load` is the load that placement has reserved for the sequence at that replica; the load is released when the
-        pages are there or the hand-off ends."""
+        pull is over, when the reservation or the prefill is lost, or when the hand-off ends."""
         self._pull.reserve_load(load)
         self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
@@ -145,8 +145,9 @@ class Handoff:
         return session.instance
 
     def reservation_lost(self, failure: EngineFailure) -> None:
-        """Drop the reservation and its reserved load, because its decode side was lost before the first token. Count
-        the loss, and report it to the migrator. When the first token comes, another decode side is chosen."""
+        """Drop the reservation and its reserved load, because its decode side was lost, or has refused or failed it,
+        before the sequence took it over. Count the loss, and report it to the migrator. Unless the migrator fails the
+        sequence, another decode side is chosen when the first token comes."""
         self._reservation = None
         self._pull.release_load()
         metrics.handoffs.labels("decode_lost").inc()

@@ -17,5 +17,5 @@ class Migrator(Protocol):
         decode side now, or has ended."""
 
     def reservation_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
-        """Note that the decode side with the sequence's reservation is lost. The sequence itself still runs at its
-        prefill side."""
+        """Note that the decode side has lost or dropped the sequence's reservation. The sequence itself goes on at its
+        prefill side, unless the migrator fails it here, because too many engines were lost or all replicas are full."""

@@ -24,7 +24,8 @@ class ReservationOwner(Protocol):
         """The decode side has dropped the reservation."""
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """The decode side has pulled the pages before the sequence has taken over the reservation."""
+        """The decode side's pull is over, with all, some or none of the pages, before the sequence has taken over the
+        reservation."""
 
 
 class Reservation:
@@ -64,5 +65,5 @@ class Reservation:
         self._owner.reservation_lost(failure)
 
     def pages_pulled(self, found: PulledPages) -> None:
-        """Tell the owner that the pages have come before the first token."""
+        """Tell the owner that the pull is over before the first token, with all, some or none of the pages."""
         self._owner.pages_pulled(found)

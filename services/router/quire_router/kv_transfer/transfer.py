@@ -23,7 +23,8 @@ class Transfer:
 
     @property
     def open(self) -> bool:
-        """Whether the pages may still be pulled."""
+        """Whether the transfer was not released and, with `of_session`, its session has not ended. Does not know
+        whether the lease has ended."""
         return not self._released and self._life in (0, self.source.life)
 
     @property

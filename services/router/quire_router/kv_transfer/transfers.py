@@ -26,7 +26,7 @@ class Transfers:
         self._due_s = float("inf")
 
     def __len__(self) -> int:
-        """Return the number of open transfers. The thread that serves metrics also calls this method."""
+        """Return the number of open transfers."""
         return sum(transfer.open for transfer in list(self._open))
 
     def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
@@ -44,8 +44,8 @@ class Transfers:
         self._open.clear()
 
     def _renew(self) -> None:
-        """Renew all open transfers, with one message per scheduler. Forget transfers that are not open any more, and
-        set the timer for the next renewal."""
+        """Renew all open transfers, with one message per scheduler; a scheduler whose session is closed gets none.
+        Forget transfers that are not open any more, and set the timer for the next renewal."""
         self._timer, self._due_s = None, float("inf")
         self._open = {transfer for transfer in self._open if transfer.open}
         by_source: dict[TransferSource, list[bytes]] = {}

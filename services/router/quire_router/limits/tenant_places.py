@@ -43,7 +43,8 @@ class TenantPlaces:
 
     @property
     def untold(self) -> bool:
-        """Whether Redis must be called, because `held` has changed since the last call, or because a request waits."""
+        """Whether Redis must be called, because it may not know the number of held places (they have changed, or the
+        last call failed), or because a request waits."""
         return self._untold or bool(self._waiting)
 
     @property

@@ -59,8 +59,9 @@ class HolderSets:
         return any(mask & holders for mask in self._numbers)
 
     def check_integrity(self, values: Numbers) -> None:
-        """Raise AssertionError if the counted pages of a set differ from `values`, the numbers of all pages' sets, or
-        if the tables contradict each other."""
+        """Raise AssertionError if the counted pages of a set differ from those in `values`, the numbers of all pages'
+        sets, if `masks` has another set under the number of a set, or if a set is stored that no page has. The list of
+        free numbers is not checked."""
         counted = np.bincount(values, minlength=len(self._pages))
         counted[0] = 0
         require(bool((counted == self._pages).all()), "pages of a set were miscounted")

@@ -90,7 +90,7 @@ class PageIndex:
         return (self._sets.masks[number] for number in self._table.values.tolist() if number)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if table or sets are inconsistent."""
+        """Check the table and the sets, and that the sets count the table's pages. Raises AssertionError."""
         self._table.check_integrity()
         self._sets.check_integrity(self._table.values)
 

@@ -60,7 +60,8 @@ class PlacementService:
         return [HeldPages(*holder, self.directory.pages_of(number)) for holder, number in self._holders.items()]
 
     async def run(self) -> None:
-        """Keep the page index up to date until cancelled. Return at once if the policy does not use pages."""
+        """Sweep the pages of holders that have left, and set the index's metrics, until cancelled; streams run from
+        `update` on. Return at once if the policy does not use pages."""
         if self.wants_pages:
             await self._watchers.run()
 

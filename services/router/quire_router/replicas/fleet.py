@@ -122,7 +122,7 @@ class Fleet:
 
     @property
     def backlog(self) -> int:
-        """Steps that wait for tokenizers; also read by the thread that serves metrics."""
+        """The number of messages with engine steps that wait to be sent to tokenizers."""
         return sum(replica.session.detokenizer.backlog for replica in list(self.replicas.values()))
 
     @property

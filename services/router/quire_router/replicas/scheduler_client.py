@@ -36,7 +36,8 @@ class SchedulerClient:
         self.stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
 
     async def watch_load(self) -> AsyncIterator[Load]:
-        """Yield every change of the scheduler's load, until the scheduler ends the call."""
+        """Yield the scheduler's load until the scheduler ends the call: at once after a change of phase or role, every
+        200 ms at most after other changes, and as a heartbeat when it has not changed for 2 s."""
         async for message in self.stub.WatchLoad(sb.WatchLoadRequest(interval_ms=LOAD_INTERVAL_MS)):
             yield load_from_pb(message)
 

@@ -57,7 +57,8 @@ class ClientProgress:
         self._taken, self._characters = tokens, characters
 
     def end(self, finish: int, stop_reason: str | int | None) -> None:
-        """Set the finish reason and stop reason that the client gets. No output comes after this call."""
+        """Set the finish reason and stop reason that the client gets. No output may be added after this call; output
+        that waits can still be taken."""
         self.ended, self.finish, self.stop_reason = True, finish, stop_reason
 
     @property

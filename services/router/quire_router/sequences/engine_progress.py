@@ -113,7 +113,8 @@ class EngineProgress:
         self.resumed = bool(self.output_ids)
 
     def admit(self, attempt: int, cached_tokens: int) -> None:
-        """Note that an engine has begun to run this attempt, and how many prompt tokens it found in caches."""
+        """Note that an engine has begun to run this attempt, and how many prompt tokens it found in caches (see
+        `_set_cached`)."""
         self.admitted_attempt = attempt
         self._set_cached(cached_tokens)
 

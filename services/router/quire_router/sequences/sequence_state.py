@@ -240,7 +240,8 @@ class SequenceState:
 
     def fail(self, error: QuireError) -> None:
         """End the sequence and its KV route, and end its whole job with this error, unless an earlier error has ended
-        the job. An error about the constraint gets the name of the client's field."""
+        the job. Nothing is sent to the engine; the generation's `close` aborts what still runs. An error about the
+        constraint gets the name of the client's field."""
         if error.param == CONSTRAINT_PARAM and self.job.structure is not None:
             error = naming_field(error, self.job.structure)
         self.client.end(self.engine.finish, self.engine.stop_reason)

@@ -90,7 +90,8 @@ class DetokenizeOutgoing:
 
     @property
     def owed(self) -> bool:
-        """Whether an answer of the tokenizer is due, or something waits to be sent."""
+        """Whether an answer of the tokenizer is due, or rows or opens wait to be sent. Closes that wait do not
+        count."""
         return bool(self._unanswered or self._rows or self._opening)
 
     def open(self, sequence: SequenceState) -> None:

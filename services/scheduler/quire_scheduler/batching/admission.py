@@ -34,10 +34,11 @@ MAX_START_VALUES = 128 * 1024
 
 
 class Admission:
-    """Decides which requests start with the next Grant. No request overtakes the queue's head, so that none starves.
-    The states of waiting requests (LOOKUP, READY, PULLED) are explained in PendingQueue: LOOKUP waits for the kvstore's
-    answer, READY for pages and a slot, and PULLED for a slot, since it has pages from another engine. The lead is how
-    many positions a sequence should be able to run ahead."""
+    """Decides which requests start with the next Grant. No request overtakes the queue's head. But a head that goes
+    back to LOOKUP or is set aside is the head no more, and later requests may start before it. The states of waiting
+    requests (LOOKUP, READY, PULLED) are explained in PendingQueue: LOOKUP waits for the kvstore's answer, READY for
+    pages and a slot, and PULLED for a slot, since it has pages from another engine. The lead is how many positions a
+    sequence should be able to run ahead."""
 
     def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
         self._replica = replica
@@ -129,8 +130,8 @@ class Admission:
 
     def _begin_pull(self, request: Request, now: float) -> bool:
         """Let the queue's head, which has a ticket, take its pages and begin to pull. If requests without a slot hold
-        too many pages already, the head is set aside instead. Returns False if pages are lacking, and notes this; then
-        the head and all requests behind it wait."""
+        too many pages already, the head is set aside instead. Returns False if pages are lacking, and notes this, which
+        may take pages back (see `_note_stuck`); then the head and all requests behind it wait."""
         replica = self._replica
         # Promised pages are not shared: their request may never fill them, and the worker does not tell a request
         # without a slot.
@@ -157,7 +158,9 @@ class Admission:
         """Return how many pages to start the request with, including those of `hit`: as many as its lead and the
         policy's slack need, or fewer if pages are short, but enough for its known tokens. 0: the request cannot start
         now. A request that is started beyond the policy's `rows` needs pages for its whole lead, and the prompt tokens
-        of such requests are limited. Notes whether the head lacks pages, unless those prompt tokens keep it back."""
+        of such requests are limited. Notes whether the head lacks pages, unless those prompt tokens keep it back. If
+        the head lacks pages while no slot is held, this may take pages back from pulls and transfers (see
+        `_note_stuck`)."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, lead = request.known_len, policy.lead()
@@ -184,8 +187,8 @@ class Admission:
 
     def _pages_left(self, held: int, free: int) -> int:
         """Return how many pages a request that holds `held` pages may have in all, while `free` pages are free. Pages
-        that running sequences need soon are kept back, and those of earlier requests that are looked up again. While no
-        slot is held, nothing is kept back."""
+        that running sequences need soon are kept back, and pages for all requests in LOOKUP that were READY before; the
+        result may be negative. While no slot is held, nothing is kept back."""
         replica, policy = self._replica, self._policy
         slots = replica.slots
         if not slots.num_active:

@@ -218,7 +218,9 @@ class SlotTable:
         return [use.request for uses in self._former.values() for use in uses]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if columns, holders and the free list disagree."""
+        """Raise AssertionError if the active slots, their number, the holders and the free list disagree, if sequences
+        with grammars are miscounted, or if a held slot has another session, handle or number of tokens than its
+        request. The other columns are not checked."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
         constrained = int(np.count_nonzero(self.constrained & self.active))

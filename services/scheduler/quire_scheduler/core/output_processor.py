@@ -215,8 +215,8 @@ class OutputProcessor:
 
     def _first_tokens(self, first: list[int], now: float) -> None:
         """Handle the first token of each of these slots since its request was started. The slot no longer counts as
-        prefilling. Record the time, name the prompt's pages, count the prompt's tokens by the source of their KV, and
-        offer full pages to the kvstore."""
+        prefilling. Record the time, name the prompt's pages, count the prompt's tokens by the source of their KV (only
+        at the request's first run that gets a token), and offer full pages to the kvstore."""
         replica = self._replica
         for slot in first:
             request = replica.slots.holder[slot]

@@ -59,8 +59,8 @@ class PendingQueue:
 
     @property
     def deferred(self) -> int:
-        """The number of requests that wait for something other than a slot and pages: a lookup, a handover, or pages on
-        their way."""
+        """The number of requests that wait for something other than a slot and pages: a lookup, a handover, pages on
+        their way, or, set aside, room among the requests that hold pages without a slot."""
         return len(self._lookups) + len(self._holding) + len(self._parked) + len(self._set_aside)
 
     def count_before_slot(self, now: float) -> int:
@@ -114,7 +114,8 @@ class PendingQueue:
 
     def look_up(self, request: Request, now: float) -> None:
         """Move the request, which comes from the policy or is the first READY one, to LOOKUP, where it waits for the
-        kvstore's answer. A READY one is noted as looked up again, so that pages are kept back for it."""
+        kvstore's answer. A READY one is noted, even if this is its first lookup, so that pages are kept back for it. No
+        slot is kept: later requests may start meanwhile, and may take the last one."""
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)
@@ -161,15 +162,15 @@ class PendingQueue:
         self._holding[request.uid] = request
 
     def set_aside(self, request: Request) -> None:
-        """Move a READY or PULLING request, which holds no pages, to ASIDE, so that later requests go on until
-        `recall`."""
+        """Move a READY, PULLING or PULLED request, which holds no pages any more, to ASIDE, so that later requests go
+        on until `recall`."""
         if self._holding.pop(request.uid, None) is None:
             self._remove_ready(request)
         request.move_to(State.ASIDE)
         self._set_aside[request.uid] = request
 
     def is_parked(self, request: Request) -> bool:
-        """Whether the request has never been in the policy."""
+        """Whether the request is parked now: it is ASIDE, and was never in the policy."""
         return request.uid in self._parked
 
     def requests_set_aside(self) -> list[Request]:
@@ -199,7 +200,10 @@ class PendingQueue:
                 raise AssertionError(f"{state.name} does not wait")
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if counts and states disagree with the requests in the queue."""
+        """Raise AssertionError if READY and PULLED requests are miscounted, if a request that is noted under LOOKUP,
+        PULLING or ASIDE has another state, if a lookup is noted as repeated that is not under way, or if the token
+        counts do not have one entry per waiting request and the right sum. The policy's requests and each request's own
+        count are not checked."""
         require(self._num_ready == sum(r.state in _READY for _, r in self._ready), "READY requests were miscounted")
         require(
             self._looked_up_again <= self._lookups.keys(), "a request that is READY is still awaited from the kvstore"

@@ -93,13 +93,17 @@ class Replica:
         self.stats.granted()
 
     def waiting_tokens(self) -> int:
-        """Return how many tokens must be prefilled before all waiting requests can decode, as far as is known. Requests
-        whose pages another engine computes are left out."""
+        """Return the number of prompt and output tokens of the waiting requests. Perhaps fewer must be prefilled, since
+        cached tokens count too. Requests that await a handover or have a pull are left out, because another engine
+        computes their pages."""
         elsewhere = self.handovers.awaited() | self.pulls.pulling()
         return self.waiting.known_tokens - sum(map(self.waiting.tokens_of, elsewhere))
 
     def check_integrity(self) -> None:
-        """Check every part by itself, and all of them against each other. Raises AssertionError on any difference."""
+        """Check slots, pending queue, moves, pools, KV traffic, transfers, handovers, pulls and prefix cache, most of
+        them against the requests. Then check that the queue has all waiting requests and the right number of tokens,
+        that exactly the requests with a slot or in PULLING or PULLED hold pages, and that none has more cached tokens
+        than pages for them. Raises AssertionError on a difference. Outputs, deadlines and holdings are not checked."""
         self.slots.check_integrity()
         self.waiting.check_integrity()
         self.moves.check_integrity()

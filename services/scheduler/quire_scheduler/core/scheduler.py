@@ -333,5 +333,6 @@ class Scheduler:
         return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless all parts agree with one another. Only tests call it."""
+        """Raise AssertionError unless the parts agree with one another (see `Replica.check_integrity`). Only tests call
+        it."""
         self._replica.check_integrity()

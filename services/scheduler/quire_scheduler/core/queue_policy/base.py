@@ -29,8 +29,8 @@ class QueuePolicy(Protocol):
         """Note that a request has left that was pushed and not popped."""
 
     def charge(self, context: RequestContext, tokens: int) -> None:
-        """Charge the tenant for output tokens of a request. Tokens are charged in advance, when pages for them are
-        granted."""
+        """Charge the tenant for the positions of pages that a request gets while it runs, in advance of the tokens.
+        Pages that a request gets at its start are not charged; `pop` may charge the prompt."""
 
     def room(self, context: RequestContext, free: int) -> bool:
         """Whether the policy lets one more request of the tenant wait, while `free` places are left for all tenants."""

@@ -2,11 +2,12 @@
 by arrival.
 
 The algorithm is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
-with weights. Each tenant has a counter of the tokens computed for it, divided by its weight. The tenant with the lowest
-counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the active tenants or,
-without any, to the present one of the tenant served last. So a tenant earns no credit by its absence; a higher counter
-stays. Tenants are in a heap by their counters, which only grow: an entry that is too low is corrected when it comes to
-the top. So each operation costs O(log n) for n waiting requests.
+with weights. Each tenant has a counter of tokens, divided by its weight. It counts the whole prompt of each request
+that is handed out, cached tokens included, and the positions of all pages that requests get while they run. The tenant
+with the lowest counter is next. When an idle tenant comes back, its counter is raised to the lowest counter of the
+active tenants or, without any, to the present one of the tenant served last. So a tenant earns no credit by its
+absence; a higher counter stays. Tenants are in a heap by their counters, which only grow: an entry that is too low is
+corrected when it comes to the top. So each operation costs O(log n) for n waiting requests.
 
 The number of requests that a tenant may have waiting follows Choudhury and Hahne, "Dynamic Queue Length Thresholds for
 Shared-Memory Packet Switches" (1998): it is a multiple of the number of free places.
