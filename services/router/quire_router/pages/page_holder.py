@@ -99,7 +99,8 @@ class PageHolder:
         self._report()
 
     def require_snapshot(self) -> None:
-        """Forget where the stream may resume, since a change was missed. The stream must begin with a snapshot."""
+        """Forget where the stream may resume, since a change was missed. The stream must begin with a snapshot. No page
+        is dropped here."""
         self.epoch = None
 
     def forget(self) -> None:

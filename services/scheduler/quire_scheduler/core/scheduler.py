@@ -124,7 +124,7 @@ class Scheduler:
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
         """Pass a handover (a ticket, tokens, or the news that nothing will come) to the request that awaits it. It is
         ignored if there is no such request, if the request was submitted without `await_handover`, or if it is no
-        longer in the pending queue."""
+        longer in the pending queue. A request that could not go on after the tokens fails."""
         if (request := self._replica.requests.get((session, handle))) is not None:
             self._handovers.arrived(request, handover, now)
 
@@ -215,7 +215,8 @@ class Scheduler:
         return self._replica.kv.take_effects()
 
     def drain(self) -> None:
-        """Refuse new requests from now on; admitted ones go on. The replica is drained when it is `idle`."""
+        """Refuse new requests from now on; those that are here, waiting ones too, go on. The replica is drained when it
+        is `idle`."""
         self._replica.admission.drain()
 
     def end_all(self, error: QuireError | None, now: float) -> int:
