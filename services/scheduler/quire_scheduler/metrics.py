@@ -126,7 +126,8 @@ class Meter:
         self._labelled: dict[tuple[str, str], int] = {}
 
     def count(self, stats: Stats) -> None:
-        """Add to the metrics the growth of the core's counts since the last call, also of the counts by label."""
+        """Add to the metrics the growth of the core's counts since the last call, also of loaded tokens and transfers
+        by label. Ended requests are not counted here, but by `ended`."""
         for name, metric in _counts.items():
             value = getattr(stats, name)
             if value != self._seen[name]:

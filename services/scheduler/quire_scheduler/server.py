@@ -72,8 +72,8 @@ class SchedulerService:
         await self._link.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and let the admitted finish. Those that remain after `timeout_s` are failed, and open
-        transfers are ended."""
+        """Refuse new requests, and wait until the admitted ones have finished and no transfer is open. After
+        `timeout_s`, the requests that remain are failed, and the transfers ended."""
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:

@@ -46,10 +46,10 @@ class Vocabulary:
     def __init__(
         self, folder: ModelFolder, reasoning_config: str = "", tool_parser: str = "", reasoning_parser: str = ""
     ) -> None:
-        """`tool_parser` and `reasoning_parser` are names of parsers; "" means the parser that the chat template
-        indicates. `reasoning_config` is as in find_marks. Raises ConfigError if the tokenizer cannot be read or used,
-        has no tokens or an id from MAX_VOCABULARY on, or can lengthen a text too much. Raises it also for an unknown
-        parser and a malformed `reasoning_config`."""
+        """`tool_parser` and `reasoning_parser` are names of parsers; "" means the parser that the chat templates
+        indicate or, for reasoning, also the added tokens (see choose_parsers). `reasoning_config` is as in find_marks.
+        Raises ConfigError if the tokenizer cannot be read or used, has no tokens or an id from MAX_VOCABULARY on, or
+        can lengthen a text too much. Raises it also for an unknown parser and a malformed `reasoning_config`."""
         self.model = folder.name
         self.tokenizer = _load(folder)
         self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}

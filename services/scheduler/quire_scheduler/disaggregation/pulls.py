@@ -238,9 +238,9 @@ class Pulls:
             self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
-        """End the pull of a waiting request, if it has one. If the request holds pages, cancel the moves that go on, if
-        any; the pull is settled when the worker reports their end. Otherwise drop its ticket, and tell its session
-        unless it was told before."""
+        """Have nothing more pulled for a waiting request, if it has a pull. If the request holds pages, only the moves
+        that go on are cancelled; the request keeps its pages and its pull, which is settled when the worker reports
+        their end. Otherwise drop its ticket, and tell its session unless it was told before."""
         pull = self._pulls.get(request.uid)
         if pull is None:
             return

@@ -296,7 +296,8 @@ class KvTraffic:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each answer belongs to a READY request, each record to a request that has not
-        ended, and each lease is held once and not released. Checks the stores too."""
+        ended, and each lease is held once, by an answer or a move, and not about to be released. Calls
+        `Offload.check_integrity` too."""
         requests = list(requests)
         ready = {request.uid for request in requests if request.state is State.READY}
         require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")

@@ -260,7 +260,8 @@ class Offload:
         return bool(self._quarantined) and not self._quarantined.keys().isdisjoint(hashes)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless every record belongs to a request that has not ended."""
+        """Raise AssertionError unless each count of offered pages belongs to one of these requests, which have not
+        ended. What is known of the kvstore's content is not checked."""
         require(self._offered.keys() <= {request.uid for request in requests}, "pages were offered for nobody")
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:

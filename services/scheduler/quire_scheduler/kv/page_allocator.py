@@ -250,8 +250,9 @@ class PageAllocator:
 
     def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
         """Compare with all references (`held`: the page tables, and pages that moves write) and loans (`lent`: pages
-        that moves read) that the callers know of. Raises AssertionError on any difference, and if a page is lost or
-        free twice."""
+        that moves read) that the callers know of. Raises AssertionError on any difference, if page 0 was granted,
+        and if the states of pages contradict each other: a page is lost or in two states, or its content is kept
+        though it is free, or not kept though it is idle."""
         expected = np.zeros_like(self._references)
         for pages in held:
             np.add.at(expected, list(pages), 1)

@@ -86,8 +86,8 @@ class PageNames:
         return new
 
     def forget(self, group: int, pages: Iterable[int]) -> list[int]:
-        """Remove the names of these pages, which will hold other content, and tell listeners. Returns the pages that
-        had a name."""
+        """Remove the names of these pages, which will hold other content or may hold wrong content, and tell listeners.
+        Returns the pages that had a name."""
         had, removed = list[int](), list[bytes]()
         for page in pages:
             digest = self._hash_of[group].pop(page, None)
@@ -125,7 +125,8 @@ class PageNames:
         return list(islice(self._events, sequence + 1 - self._events[0].sequence, None))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if pages and names disagree."""
+        """Raise AssertionError unless each page with a name is the page of this name, and exactly these names have a
+        parent and tokens."""
         for hash_of, page_of, named in zip(self._hash_of, self._page_of, self._named, strict=True):
             require({digest: page for page, digest in hash_of.items()} == page_of, "a page and its name disagree")
             require(page_of.keys() == named.keys(), "a name without content, or content without a name")

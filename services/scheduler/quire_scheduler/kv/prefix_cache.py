@@ -191,8 +191,10 @@ class PrefixCache:
         return ready < request.expected_tokens and ready <= request.cached_tokens
 
     def check_integrity(self, requests: Iterable[Request], stopping: Iterable[Request]) -> None:
-        """Raise AssertionError if names, promises and tables disagree, or if two requests share a page that is not
-        full. `stopping` are requests of which a step may still be reported."""
+        """Raise AssertionError unless exactly the pages with a name are kept, and each promised page is referenced,
+        does not have the promised name yet, and is in its owner's table or being loaded. Only started requests may
+        await pages. No page may be at different indices of two tables, or still be written by two requests. Counts of
+        ready pages must be of `requests`, or of `stopping`, of which a step may still be reported."""
         requests = list(requests)
         uids = {request.uid for request in (*requests, *stopping)}
         require(self._ready_pages.keys() <= uids, "pages are ready for nobody")

@@ -73,8 +73,8 @@ class WorkerLink:
     async def run(self) -> None:
         """Follow the worker's loading, then serve an epoch. After each loss or unexpected error, fail its requests and
         try again with a backoff of 0.1 to 2 s, give or take a quarter (0.1 s again after an epoch or an unexpected
-        error, which is logged), until cancelled. If another scheduler has taken over the worker, wait until the worker
-        is free."""
+        error, which is logged), until cancelled. If another scheduler has taken over the worker, first wait until the
+        worker is free or does not answer."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -197,9 +197,9 @@ class WorkerLink:
             raise lost from None
 
     async def _read_hello(self, call: Any) -> WorkerHello:
-        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the stream ends
-        without an error, if the hello has another protocol version, or if the worker sends nothing in time; the last is
-        logged. Raises grpc.RpcError if the stream ends by an error."""
+        """Wait for the worker's hello, and return it. Raises QuireError if another frame comes, if the hello has
+        another protocol version, or if the worker sends nothing in time; the last is logged. If the stream ends before
+        a hello, raises QuireError too, or grpc.RpcError if reading fails."""
         first = await self._read_first(call, "hello")
         if first is grpc.aio.EOF and await call.code() is not grpc.StatusCode.OK:
             raise await _failure(call)

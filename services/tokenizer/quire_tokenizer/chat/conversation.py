@@ -102,7 +102,8 @@ def _refuse_constant(name: str) -> None:
 
 def load_json(text: str, param: str, kind: type) -> Any:
     """Parse JSON whose value must be of this kind, `list` or `dict`. Raises InvalidArgument, which names `param`, for
-    invalid JSON (NaN included), another kind, too many values or too deep nesting."""
+    invalid JSON (NaN included), another kind, too many values, or nesting too deep for Python's parser; MAX_DEPTH is
+    not checked here."""
     if len(text) > MAX_STRUCTURE:
         check_structure(text.encode(errors="surrogatepass"), param)
     try:

@@ -28,7 +28,7 @@ _NO_CALL: Final = r"/([^{\[ \n](?s:.*))?/"
 def tools_expression(source: GrammarSource, parser: str, grammar: LarkGrammar, warnings: list[str]) -> str:
     """Return the expression of an answer with tool calls, in the format of this tool parser, without the reasoning
     (Harmony's is included). If calls are required, the answer is calls alone; otherwise free text may come instead of a
-    call (for a family without a start marker, only text that does not begin with a bracket, a brace or white space). If
+    call (for a family without a start marker, only text that does not begin with `[`, `{`, a space or a line break). If
     the family's calls have a start marker, free text may then come before a call too, and after it if `parallel` allows
     several blocks of calls; not in Harmony. `parallel` of the source allows several calls, except in Harmony. Raises
     GrammarRefused for an unknown parser, a bad schema, or if there is no tool. What is not enforced is added to

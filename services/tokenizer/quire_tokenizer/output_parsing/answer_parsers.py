@@ -140,8 +140,9 @@ class AnswerParsers:
 
 
 def choose_parsers(added: Mapping[str, int], template: str, tool_parser: str, reasoning_parser: str) -> AnswerParsers:
-    """Make the parsers with these names; "": the chat template decides; "none": no parser. Raises ConfigError for an
-    unknown name."""
+    """Make the parsers with these names. "none" means no parser. "" means the parser that the chat template indicates;
+    for reasoning, the markers may also be in the vocabulary alone (`added`). Raises ConfigError for an unknown
+    name."""
     tools = tool_parser or families.detect_tool_family(template)
     reasoning = reasoning_parser or families.detect_reasoning_family(template, added)
     return AnswerParsers(added, *("" if name == NO_PARSER else name for name in (tools, reasoning)))

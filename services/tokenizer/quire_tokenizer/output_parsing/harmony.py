@@ -66,8 +66,8 @@ class HarmonyParser:
             self.parse_text(marker)
 
     def end(self) -> None:
-        """End the answer. A header without a message is dropped (see `_end_message`); if the answer has no message at
-        all, the header is content."""
+        """End the answer. A header without a message is dropped (see `_end_message`); but if the answer has no message
+        at all, a header that is still open is content. A header that an end marker has closed is lost in any case."""
         header, before = self._header, self._before
         self._end_message()
         if before and header:
@@ -92,8 +92,8 @@ class HarmonyParser:
             self._write = self._writer.write_content
 
     def _end_message(self) -> None:
-        """End the message or the header. A header of a call that has no message adds NO_CALL_FOUND to the writer's
-        failures."""
+        """End the message, or drop the header. If calls are wanted, a header of a call that has no message adds
+        NO_CALL_FOUND to the writer's failures."""
         if self._calls and _RECIPIENT.search(self._header):
             self._writer.note_no_call()
         self._write, self._header, self.thinking = None, "", False

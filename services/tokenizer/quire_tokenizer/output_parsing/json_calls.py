@@ -346,8 +346,8 @@ class JsonToolParser:
         self._content.release()
 
     def _at_start(self, text: str) -> None:
-        """Parse the first text of an answer that may be only a call, without a marker. A brace begins the call; any
-        other text is content, as the rest of the answer. After white space, the decision is still open."""
+        """Parse the first text of an answer that may be only a call, without a marker. A brace begins the call; other
+        text is content, as all is then up to a start marker. After white space, the decision is still open."""
         if text.isspace():
             self._content.write(text)
         elif text.lstrip()[0] == "{":
@@ -374,8 +374,8 @@ class JsonToolParser:
 
     def _in_body(self, text: str, at: int = 0, *, is_marker: bool = False) -> None:
         """Parse text of calls: separators, then one call after another. White space of content that is still held back
-        is dropped when a call gets its name. If a call fails before its name, its text and the rest are content, unless
-        `_parse_held` finds a marker in it. If it fails later, the text up to the end marker is written as arguments."""
+        is dropped when a call gets its name. If a call fails before its name, its text and what follows are content up
+        to a start marker, even one in a string. If it fails later, the text up to the end marker becomes arguments."""
         self.parse_text = self._in_body
         if self._held is not None:
             self._held.append((text, is_marker))
@@ -409,8 +409,8 @@ class JsonToolParser:
                 return
 
     def _between(self, text: str, at: int) -> int:
-        """Skip separators before a call, and begin the call at its brace or its name. If no call can begin here, the
-        text is content, and NO_CALL_FOUND is noted if a marker came before. Returns the index from which to read on."""
+        """Skip separators before a call, and begin the call at its brace or its name. Other text is content, and
+        NO_CALL_FOUND is noted if no call has ended since the start marker. Returns the index from which to read on."""
         start, body = at, self._body or ""
         if self._header is not None:
             return self._in_header(text, at)
@@ -438,8 +438,9 @@ class JsonToolParser:
         self._content.write(body + text)
 
     def _in_header(self, text: str, at: int) -> int:
-        """Read a call's name, up to the brace of its arguments. Text without a name, or longer than MAX_NAME_CHARS, is
-        content, and NO_CALL_FOUND is noted. Returns the index from which to read on."""
+        """Read a call's name, up to the brace of its arguments. If there is no name, or more than MAX_NAME_CHARS
+        characters came in pieces before the one with the brace, the text is content, and NO_CALL_FOUND is noted.
+        Returns the index from which to read on."""
         end = text.find("{", at)
         header = self._header = (self._header or "") + text[at : end if end >= 0 else len(text)]
         if end < 0:
@@ -493,8 +494,7 @@ class JsonToolParser:
 
 
 def _skip(text: str, at: int) -> int:
-    """Return the index of the first character from `at` on that is not white space; the text's length if there is
-    none."""
+    """Return the index of the first character from `at` on that is not white space, else the text's length."""
     while at < len(text) and text[at] in WHITESPACE:
         at += 1
     return at

@@ -116,7 +116,7 @@ class SpecialTokenToolParser:
 
     def _in_section(self, text: str) -> None:
         """Read a piece of text between calls. White space is skipped. Any other text ends the section; this text and
-        the text after it are content."""
+        the text after it are content, until another call or section begins."""
         text = text.lstrip()
         if text:
             self._content.write(text)

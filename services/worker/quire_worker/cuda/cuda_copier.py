@@ -117,7 +117,8 @@ class CudaCopier:
 
     def _main(self) -> None:
         """Wait for each event, on the copier's thread, mark its ticket as complete and call `wake`; close peers' memory
-        that is idle. Ends at `close`, or at an error of CUDA, which is logged; later tickets then stay incomplete."""
+        that is idle. Ends at `close`, or at an error of CUDA; later tickets then stay incomplete. Such an error is
+        logged if it comes from an event, and passes on if it comes before peers' memory is closed."""
         while True:
             self._peers.close_idle()
             try:
