@@ -181,9 +181,10 @@ class Rates:
         self._last_s = 0.0
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
-        """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, more so if the
-        last Report was long ago; after `horizon_s`, nothing is left of them. The first Report of all, and the first
-        after `idle`, is not counted: it only sets the time from which the next one is measured."""
+        """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, the more the
+        longer ago the last Report came; after `horizon_s` without a Report, nothing is left of them. The first Report
+        of all, and the first after `idle`, is not counted: it only sets the time from which the next one is
+        measured."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)

@@ -77,7 +77,7 @@ class HandoverRecords:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless every record belongs to one of these requests, which have not ended, and no
-        request awaits a ticket that came."""
+        request awaits a ticket that came or was given up."""
         living = {request.uid for request in requests}
         require(self._lack_ticket | self._lack_token | self._ticketed <= living, "a handover is of no request")
         require(self._lack_ticket.isdisjoint(self._ticketed), "a request awaits the ticket that it had")

@@ -309,9 +309,10 @@ class Pulls:
                 self._waiting.recall(request)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless each request that holds pages without a slot waits for moves, tokens or a slot.
-        Each pull must be of a request that lives and has not started, and each pull move in flight must be known. Of
-        the requests that hold pages, the session must have been told of exactly those whose moves have ended."""
+        """Raise AssertionError unless each request that holds pages without a slot is PULLING while it waits for moves
+        or a token, else PULLED, and its session was told of the pull exactly if the moves have ended. Each pull, and
+        each record of `was_delivered`, must be of a request that lives, and no pull of one that has started. The pull
+        moves in flight must be exactly those that such requests await or that were cancelled."""
         living = {request.uid: request for request in requests}
         holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")

@@ -116,7 +116,8 @@ class Transfers:
 
     def finished(self, request: Request, now: float) -> None:
         """Handle a request that finished with its first token, so that no replica will decode it. Its transfer is
-        released, unless a client asked for a lease on the pages: then the lease begins."""
+        released, unless a client asked for a lease on the pages: then the lease begins. Any other request is
+        ignored."""
         if transfer := self._computing.get(request.uid):
             if transfer.detached:
                 self.prefilled(request, now)

@@ -39,10 +39,11 @@ _WHITESPACE: Final = r"[ \t]{1,4}|\r?\n[ \t]{0,32}"
 
 def prepare_schema(value: Any, source: GrammarSource, warnings: list[str]) -> dict[str, Any]:
     """Return a copy of the schema with llguidance's options, without annotations such as titles. `true` is the empty
-    schema. With `disable_additional_properties` of the source, objects are closed to further properties. With a source
-    that is not `strict`, patterns that llguidance cannot enforce are removed, with a note in `warnings`; with a strict
-    one, they stay, so that compiling refuses the schema. Raises GrammarRefused for a value that is neither an object
-    nor `true`, or has an enum of more than MAX_CHOICES values."""
+    schema. With `disable_additional_properties` of the source, schemas that name properties are closed to others,
+    unless they say otherwise (see `_close`). With a source that is not `strict`, patterns that llguidance cannot
+    enforce are removed, with a note in `warnings`; with a strict one, they stay, so that compiling refuses the schema.
+    Raises GrammarRefused for a value that is neither an object nor `true`, or has an enum of more than MAX_CHOICES
+    values."""
     if value is True:
         value = {}
     if not isinstance(value, dict):

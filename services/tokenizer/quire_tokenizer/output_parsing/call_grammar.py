@@ -72,6 +72,7 @@ def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool)
 
 
 def part_of(root: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """Return a part of a schema as a schema of its own, with the definitions to which it may refer."""
+    """Return a part of a schema as a schema of its own, with the definitions to which it may refer and the root's
+    options for llguidance."""
     kept = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
     return {**(schema if isinstance(schema, dict) else {}), **kept}
