@@ -37,7 +37,7 @@ _by_string, _by_engine = _ended.labels("stop_string"), _ended.labels("engine")
 
 
 def encoded(tokens: int) -> None:
-    """Count an encoding."""
+    """Count the tokens of an encoding."""
     _encoded_tokens.inc(tokens)
 
 

@@ -36,7 +36,8 @@ class CudaModel:
     @property
     def leaves_prompts(self) -> bool:
         """Whether long prompts that begin in a step are computed by torch's attention (cuDNN). This needs the backend
-        cudnn, bfloat16 pages, heads and attention that it supports, and no batch invariance."""
+        cudnn, bfloat16 pages, heads and attention that it supports, a decoder that can be cut at attention, and no
+        batch invariance."""
         decoder = self.decoder
         suits = FreshPlans.suit(decoder.head_shape, decoder.spec.sees_all) and not decoder.ops.batch_invariant
         # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.

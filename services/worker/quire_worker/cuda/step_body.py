@@ -59,7 +59,8 @@ class StepBody:
         self.logits: Tensor | None = None
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
         self.advanced = False
-        """Whether the last launch came to where tokens are fed back: the same step cannot be launched again."""
+        """Whether the last launch came to where logits processor states change or tokens are fed back: the same step
+        cannot be launched again."""
 
     @torch.inference_mode()
     def launch(
