@@ -41,10 +41,11 @@ class RunStream:
         self._context = context
 
     def reports(self) -> Iterator[worker_pb2.Report]:
-        """Check the scheduler's hello, attach to the model thread, and yield the worker's hello and then Reports; a
-        thread reads Grants meanwhile. Ends without an error when the Grants end. A Grant that cannot be decoded is
-        logged, and ends the session with its error. Detaches at the end, also when the call is cancelled. Raises
-        the error of a missing or wrong hello, or the QuireError that ended the session."""
+        """Check the scheduler's hello, attach to the model thread in place of any scheduler that is attached, and yield
+        the worker's hello and then Reports; a thread reads Grants meanwhile. Ends without an error when the Grants end.
+        A Grant that cannot be decoded is logged, and ends the session with its error. Detaches at the end, also when
+        the call is cancelled. Raises the error of a missing or wrong hello, or the QuireError that ended the
+        session."""
         self._greet()
         session = self._loop.attach()
         self._context.add_callback(lambda: self._loop.detach(session))

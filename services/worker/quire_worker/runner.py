@@ -67,8 +67,8 @@ class ModelRunner:
         return self._logits(hidden, np.arange(batch.token.size))
 
     def _forward(self, batch: StepBatch) -> tuple[Tensor, int]:
-        """Zero the pages that the step begins, pad the rows, and run the decoder's layers. Returns the hidden rows,
-        padding included, and the `perf_counter_ns` at which preparation ended."""
+        """Zero the pages that the step begins and does not fill, pad the rows, and run the decoder's layers. Returns
+        the hidden rows, padding included, and the `perf_counter_ns` at which preparation ended."""
         ops = self.decoder.ops
         rows = _padded(batch.token.size, ops.row_multiple)
         token = torch.zeros(rows, dtype=torch.int64)

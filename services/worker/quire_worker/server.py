@@ -32,7 +32,7 @@ LAST_WORD_S = 1.0
 
 
 class WorkerService:
-    """See quire_common.serving.server.SyncService. `load` is another in tests alone."""
+    """See quire_common.serving.server.SyncService. `load` makes the model; PacedService and tests pass another."""
 
     name = "worker"
 

@@ -43,8 +43,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def Run(
         self, request_iterator: Iterator[worker_pb2.Grant], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.Report]:
-        """Serve one scheduler: take its Grants, yield Reports (see RunStream). Raises the load's error, or Unavailable
-        while the model loads and once the worker drains."""
+        """Serve one scheduler, which replaces an attached one: take its Grants, yield Reports (see RunStream). Raises
+        the load's error, or Unavailable while the model loads and for calls that begin once the worker drains."""
         replica = self._replica()
         if replica is None:
             raise self._watch.state.error or _still_loading()

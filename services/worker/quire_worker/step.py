@@ -111,8 +111,8 @@ class StepBatch:
     """[S, I] ids that end the sequence when they are sampled; unused entries are -1."""
 
     def resolve(self, blocked: Mapping[int, Int32], last: Bool) -> None:
-        """Replace the columns that were made for the greatest possible positions. A device that knows the true
-        positions calls this."""
+        """Replace `blocked` and `last`, which were made for the greatest possible positions. A device that knows the
+        true positions calls this."""
         self.blocked, self.last = blocked, last
 
     def put_drafts(self, proposed: Int32) -> None:
@@ -182,9 +182,9 @@ class StepOutput:
 
     token: Int32
     """[number of samples] in the order of StepSamples: 1 + drafts for each sequence with `sample`. DAMAGED where the
-    row's largest logit is NaN or infinite (damaged weights or KV), NOTHING_LEFT where the request's own parameters
-    leave no token, HELD where a sample that follows a draft lacks its mask. A sequence that keeps one of the first two
-    must end with an error; other sequences are unharmed."""
+    row's largest logit is NaN or infinite (damaged weights or KV), NOTHING_LEFT where the request's own parameters, its
+    grammar included, leave no token, HELD where a sample that follows a draft lacks its mask. A sequence that keeps one
+    of the first two must end with an error; other sequences are unharmed."""
     logprobs: LogprobColumns | None
     """Logprobs of the samples; None if no sampled sequence asked for them."""
     timing: DeviceTiming

@@ -71,7 +71,8 @@ def paced_tokens(
     """Compute the output of the made-up model for a sequence that nothing disturbs, up to a stop id, a length limit or
     a repetition. The facts' eos tokens are stop ids too, unless `ignore_eos`. With `max_tokens` 0 there is no token,
     and the reason is LIMIT; else there is at least one, even if the prompt reaches the limit already. Stop ids are
-    blocked until the output has `min_tokens` tokens, unless the grammar allows nothing else. `output_ids` were emitted
+    blocked until the output has `min_tokens` tokens, unless the grammar allows nothing else. Where grammar and
+    controls leave no token, the output has -1 and goes on, while a worker ends the request. `output_ids` were emitted
     before a migration: they count as output and are not repeated. `max_model_len` 0: the length of the facts. `grammar`
     returns the mask that follows the given output tokens."""
     prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))

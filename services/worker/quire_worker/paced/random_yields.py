@@ -29,7 +29,7 @@ class Odds:
 
     held: float = 0.2
     wrong: float = 0.25
-    """The probability that a draft differs from the token that the model would sample."""
+    """The probability that a draft is a random token, which may be the model's own by chance."""
 
 
 class RandomYields:

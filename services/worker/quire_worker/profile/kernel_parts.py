@@ -57,7 +57,7 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
 
 def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
     """Return, by part, the bytes of logits that thresholds, sampling, logprobs and controls of one step must read, for
-    the rows that need each. Parts without rows are left out. All follow the decoder."""
+    the rows that need each (for sampling, all sequences). Parts without rows are left out. All follow the decoder."""
     rows = {
         THRESHOLDS: int(np.count_nonzero(batch.params["filtered"])),
         SAMPLE: len(batch.count),

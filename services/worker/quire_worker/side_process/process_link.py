@@ -68,7 +68,8 @@ class ProcessKind:
     thread: str
     """The name of the link's thread."""
     on_lost: Callable[[], None]
-    """Called by the link's thread after each process that ended or hung, for a metric. Its errors are logged."""
+    """Called by the link's thread, for a metric, after each process that ended, was ended or failed to start, but not
+    once the link closes. Its errors are logged."""
     buffers_while_restarting: bool = False
     """Whether `send` buffers frames for the next process as soon as one is lost. Otherwise it refuses frames until the
     next process starts."""

@@ -91,8 +91,9 @@ class ModelSource(ABC):
         config and kernels."""
 
     def facts(self, weights: Weights, *, batch_invariant: bool) -> ModelFacts:
-        """Return the facts of the model that other services get: its sizes, its EOS tokens, the digest, number and
-        bytes of its weights, and what the worker can do. `batch_invariant` is one of these capabilities."""
+        """Return the facts of the model that other services get: its sizes, its EOS tokens (those of
+        generation_config.json too, which is read now), the digest, number and bytes of its weights, and what the worker
+        can do. `batch_invariant` is one of these capabilities."""
         return ModelFacts(
             architecture=self.spec.architecture,
             max_model_len=self.max_model_len,

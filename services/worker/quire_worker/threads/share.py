@@ -110,10 +110,11 @@ class ThreadShare:
 
     def _judge_trial(self, trial: _Trial) -> bool:
         """Compare the trial's steps with those before it. Returns whether the trial is over, after two intervals, or
-        one if fewer threads were clearly slower. A failed trial (fewer threads were slower, or more threads hardly
-        faster) is undone, and the next such trial waits longer. If no steps can be compared, fewer threads stay, and
-        more stay if cores were idle. If fewer threads stay, more are tried after twice as long a wait if the last
-        increase that stayed was a short time ago, else after the shortest."""
+        one if steps took over 1.3 times as long with fewer threads. A trial fails if steps took over 1.15 times as long
+        with fewer threads, or were less than 1.15 times as fast with more. It is then undone, and the next such trial
+        waits longer. If no steps can be compared, fewer threads stay, and more stay if cores were idle. If fewer
+        threads stay, more are tried after twice as long a wait if the last increase that stayed was a short time ago,
+        else after the shortest."""
         trial.intervals += 1
         times = self._recent().times_of(trial.pace)
         if self.threads < trial.threads:

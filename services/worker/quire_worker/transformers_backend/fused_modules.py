@@ -236,7 +236,7 @@ class RotatingAttention(nn.Module):
 
 def _norms(module: nn.Module, ops: Ops[Any]) -> Iterator[FusedNorm]:
     """Yield the RMS norms that a module may be: its weight scales as it is, or by one more (as Gemma's). There are none
-    unless the module has a vector `weight`, a float epsilon and no other parameters."""
+    unless the module has a vector `weight`, a float epsilon, and no other parameters or buffers."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or not isinstance(weight, Tensor) or weight.dim() != 1 or _others(module, "weight"):

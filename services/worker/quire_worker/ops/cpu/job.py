@@ -52,9 +52,9 @@ def compile_job_kernel(function: JobKernel, name: str) -> int:
     """Return the address of the compiled kernel, which stays valid for the life of the process. A repeated call with
     the same function object and name returns the same address.
 
-    The kernel is loaded from the cache on disk, or compiled and stored there. `name` is its name in the cache. The name
-    must contain everything on which the function's closure depends. Raises ValueError if another kernel has this name,
-    or if compiling one of this name failed before.
+    The kernel is loaded from the cache on disk, or compiled and, if possible, stored there. `name` is its name in the
+    cache. The name must contain everything on which the function's closure depends. Raises ValueError if another kernel
+    has this name, or if compiling one of this name failed before.
     """
     if name in _kernel_names:
         raise ValueError(f"Two kernels are named {name!r}.")

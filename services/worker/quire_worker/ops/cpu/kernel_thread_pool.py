@@ -287,9 +287,10 @@ class KernelThreadPool:
         """Run jobs one after the other, and return when all are done. `jobs` holds JOB_WORDS words for each job. A
         caller computes alone while another caller uses the helpers.
 
-        If helpers begin or end a job late, other threads use their cores. Threads that wait for each other without
-        cores are slower than one thread. So callers then compute alone for a back-off. A late job doubles the next
-        back-off, and each batch of up to 32 jobs in time shortens it by 2 %, within 5 ms and 0.5 s.
+        If helpers that were awake begin a job late, or any helper ends it late, other threads use their cores. Threads
+        that wait for each other without cores are slower than one thread. So callers then compute alone for a back-off.
+        A late job doubles the next back-off, and each batch of up to 32 jobs with helpers in time shortens it by 2 %,
+        within 5 ms and 0.5 s.
         """
         num_jobs, done = jobs.size // JOB_WORDS, 0
         while done < num_jobs:

@@ -292,8 +292,8 @@ def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any
 
 
 def _make_linear(storage: str, dtype: np.dtype[Any]) -> Callable[..., None]:
-    """Make the linear kernel for a storage format: (first tile, last tile, address of x [rows, blocks * BLOCK_SIZE],
-    rows, weight, bias [tiles * LANES], out, address of the macro-kernel)."""
+    """Make the linear kernel for a storage format: (begin, end, address of x [rows, blocks * BLOCK_SIZE], rows, weight,
+    bias [tiles * LANES], out, address of the macro-kernel). It computes tiles begin..end, without tile `end`."""
     dequantize = STORAGE_FORMATS[storage]
     block_elements = LANES * (BLOCK_SIZE // 2 if "uint4" in storage else BLOCK_SIZE)
     prefetch_block = _make_prefetch(block_elements, _CACHE_LINE_BYTES // np.dtype(dtype).itemsize)

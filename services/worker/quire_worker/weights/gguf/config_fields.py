@@ -187,7 +187,7 @@ def _value(metadata: Metadata, key: str, layers: int) -> object:
 
 def _vocab_size(name: str, model: GgufModel) -> int:
     """Return the number of rows of the embedding; without an embedding, the number in the metadata, or 0. Raises
-    ConfigError if both differ."""
+    ConfigError if both differ, unless the metadata's is 0."""
     place = model.tensors.get("token_embd.weight")
     told = model.metadata.integer(f"{name}.vocab_size", 0)
     rows = place.shape[0] if place is not None else told

@@ -68,7 +68,7 @@ def not_below_infinity(x):
 
 @triton.jit
 def has_filters(param_rows, row):
-    """Whether a row samples from less than all tokens."""
+    """Whether a row is not greedy and has limits, such as top_k or top_p."""
     return tl.load(param_rows + row * WORDS + PARAM.filtered) != 0
 
 

@@ -6,7 +6,8 @@ sorted. One pass finds the largest logit of each group of neighbours. With a sma
 groups can hold kept tokens, and the rest is done in registers.
 
 Otherwise a threshold is found by quartering the ordered integers of float32; each turn is one pass over logits that lie
-in the L2 cache. Only rows with limits are searched. Rows that only have top_p are not searched; see top_p.py.
+in the L2 cache. Only rows that are not greedy and have top_k or typical_p are searched. min_p needs no search, and
+top_p without these two is applied by top_p.py.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def top_k_top_p_kernel(
     PDL: tl.constexpr,
 ):
     """Grid [rows]: ranges [rows, RANGE] takes the range of logits that a row keeps by min_p, top_k, top_p and
-    typical_p, which is everything for a row without limits. A row with top_p but neither top_k nor typical_p leaves
-    top_p to top_p_kernel.
+    typical_p, which is everything for a greedy row or one without limits. A row with top_p but neither top_k nor
+    typical_p leaves top_p to top_p_kernel.
 
     A top_k of `vocab` or more is none. With a top_k of at most LANES / 4, group maxima name the few groups to search.
     With a larger one, or if these groups have more than CANDIDATES logits to search, the bounds of top_k and top_p are
