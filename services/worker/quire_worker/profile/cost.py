@@ -1,10 +1,11 @@
 """Cost: the least bytes and operations that calls of a step's parts need, by arithmetic.
 
 Bytes are the values that are read and written, each once. Operations are multiplications and additions. No other way of
-computing the same result needs less. A GEMM of [R, I] and [O, I] takes 2 R I O operations. A pair of a query row and a
-key that it sees takes 4 D for each query head, 2 D for the score and 2 D for the value. A fresh prompt of n tokens is
-causal, so it has n (n + 1) / 2 pairs and not n^2. Exponentials, comparisons and random numbers count nothing. A
-kernel's input may still lie in the L2 cache, and then a call can be faster than its floor.
+computing the same result needs less, except in layers with a window or chunks, whose rows count as if they saw all
+positions up to their own. A GEMM of [R, I] and [O, I] takes 2 R I O operations. A pair of a query row and a key that it
+sees takes 4 D for each query head, 2 D for the score and 2 D for the value. A fresh prompt of n tokens is causal, so it
+has n (n + 1) / 2 pairs and not n^2. Exponentials, comparisons and random numbers count nothing. A kernel's input may
+still lie in the L2 cache, and then a call can be faster than its floor.
 """
 
 from __future__ import annotations

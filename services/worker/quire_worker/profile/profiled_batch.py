@@ -89,7 +89,7 @@ def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> di
 
 def attended(batch: StepBatch) -> tuple[Attended, Attended]:
     """Return two sums over a batch: the rows, keys and pairs of its decoding sequences, and those of its prefilling
-    sequences."""
+    sequences. Windows and chunks do not reduce them."""
     found = [Attended(0, 0, 0), Attended(0, 0, 0)]
     for position, count, fed in zip(batch.position.tolist(), batch.count.tolist(), batch.fed.tolist(), strict=True):
         more, before = Attended.of(position, count), found[not fed]

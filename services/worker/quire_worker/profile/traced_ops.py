@@ -122,7 +122,8 @@ class TracedOps(Generic[P]):
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rules: AttentionRules
     ) -> Tensor:
         """Call the wrapped `paged_attention` in the range "attention", and count its cost. The costs of decoding and
-        prefilling sequences are also counted apart, since on a GPU their kernels differ."""
+        prefilling sequences are also counted apart, since on a GPU their kernels differ. `rules` do not change the
+        costs: a row counts as if it saw all positions up to its own."""
         costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
         # On a GPU the kernels tell the two apart, elsewhere nothing does.
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):

@@ -80,7 +80,7 @@ class GgufConfig(ConfigFile):
         return None if found is None else GgufConfig(found.fields, self.source, self.keys)
 
     def bad(self, name: str, wanted: str, *, fix: str = "") -> ConfigError:
-        """Make the ConfigError for a field that is absent or has a wrong value, under the file's own key; the caller
+        """Make the ConfigError for a field that is absent, or has a wrong value under the file's own key; the caller
         raises it. `fix`: the fix that the error names, if it is not to get a good file."""
         wanted = re.sub(r"\w+", lambda word: self.keys.get(word[0], word[0]), wanted)
         cause = f"{self.source} lacks `{name}` ({wanted})."
@@ -91,9 +91,9 @@ class GgufConfig(ConfigFile):
 
 
 def read_config(model: GgufModel) -> ConfigFile:
-    """Return the metadata of a GGUF file as the fields of a config.json. Log a warning if the file names no eos token.
-    Raises ConfigError for metadata that is absent or wrong, and Unsupported for a model that the worker does not
-    compute."""
+    """Return the metadata of a GGUF file, and the factors in its RoPE tensors, as the fields of a config.json. Log a
+    warning if the file names no eos token. Raises ConfigError for metadata that is absent or wrong, and Unsupported for
+    a model that the worker does not compute."""
     family, files = find_architecture(model)
     name, metadata = files.architecture, model.metadata
     own = {**_eps(name, metadata, files), **files.keys}
