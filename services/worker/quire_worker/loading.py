@@ -88,8 +88,8 @@ def load_model(
 
 def find_source(folder: str | Path, options: LoadOptions, progress: Progress) -> FamilySource | TransformersSource:
     """Read the config of a model folder or GGUF file, for the implementation that `model_impl` names; no weights are
-    read. `auto` is a family of Quire's own if there is one or the file is GGUF, else the Transformers backend. Raises
-    the ConfigError and Unsupported of `open_model` and of that implementation's source."""
+    read. `auto` is a family of Quire's own if it covers the model (see `has_family`) or the file is GGUF, else the
+    Transformers backend. Raises the ConfigError and Unsupported of `open_model` and of that implementation's source."""
     opened = open_model(folder, options, progress)
     impl = options.model_impl
     if impl == "auto":

@@ -192,8 +192,9 @@ class Engine:
         self._moves.check_integrity()
 
     def _admit(self) -> None:
-        """Run the waiting slots whose cached range is ready. A slot is ended, and a Report gets its error, if no slot
-        or move will fill its pages or its grammar cannot go on."""
+        """Run the waiting slots whose cached range is ready, or that may compute what failed moves left short. A slot
+        is ended, and a Report gets its error, if its pages are lost otherwise or its grammar cannot go on (see
+        ResidentSlots.admit_ready)."""
         for slot, error in self.residents.admit_ready():
             self._draft.add_error(self._applied, slot, error)
 

@@ -86,7 +86,7 @@ class ExportOffers:
         self._drop(list(range(len(self._filling))))
 
     def check_integrity(self) -> None:
-        """Raise Internal unless the pages marked as exported are exactly those that open exports have offered."""
+        """Raise Internal unless each page is marked as exported by as many exports as have offered it and are open."""
         exported = np.zeros_like(self._states.exported)
         for export in self._open.values():
             exported[export.move.device_page[: export.offered]] += 1

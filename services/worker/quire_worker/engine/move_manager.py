@@ -73,7 +73,8 @@ class MoveManager:
             self._note(move, result)
 
     def cancel(self) -> None:
-        """Cancel all moves and report none of them; no page is touched on their behalf afterwards."""
+        """Cancel all open moves and report none of them; no page is touched on their behalf afterwards. The caller
+        clears the pages' marks, and the results that are in the draft already."""
         self._transfer_agent.cancel_all()
         self._transfer_agent.take_results()
         self._exports.clear()

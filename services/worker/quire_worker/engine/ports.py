@@ -150,7 +150,7 @@ class SlotTrace:
     cached_tokens: int
     output_tokens: int
     finish: Finish | None
-    """None: the scheduler stopped it."""
+    """None: the scheduler stopped it, or its run ended."""
     error_code: str = ""
     """The code of the error that ended it; empty: none did."""
 

@@ -53,10 +53,11 @@ class ResidentSlots:
         return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE
 
     def start(self, start: Start) -> None:
-        """Put a sequence into its slot, and start its grammar, if any. Without a cached range the slot runs at once,
-        else it waits until the range is ready. The range never includes the last known token. The slot becomes the
-        writer of all pages that the range does not fill. Raises the slot's QuireError if the Start or its grammar is
-        impossible, or others use a page that the slot is to write (see `_check_free`); the slot is then idle."""
+        """Put a sequence into its slot, and start its grammar, if it has one and samples tokens. Without a cached range
+        the slot runs at once, else it waits until the range is ready. The range never includes the last known token.
+        The slot becomes the writer of all pages that the range does not fill. Raises the slot's QuireError if the Start
+        is impossible, this worker cannot apply its kind of grammar, or others use a page that the slot is to write (see
+        `_check_free`); the slot is then idle. A grammar that does not compile ends the slot later."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -204,10 +205,11 @@ class ResidentSlots:
         self._constrained.hold(slots.tolist())
 
     def admit_ready(self) -> list[tuple[int, QuireError]]:
-        """Run each waiting slot whose cached range is ready. End each slot that waits for pages that no slot or move
-        will fill, or whose grammar cannot go on. Returns the ended slots with their errors. Also takes in which slots
-        still await a mask of their grammar. Slots are checked from the highest order key down. So if several slots hold
-        pages that failed moves left short, the oldest stays, and computes them itself."""
+        """Run each waiting slot whose cached range is ready, or that may compute the rest itself, since only failed
+        moves left pages short (see WaitingSlots.check_slot). End each other slot that waits for pages that no slot or
+        move will fill, and each slot whose grammar cannot go on. Returns the ended slots with their errors. Also takes
+        in which slots still await a mask of their grammar. Slots are checked from the highest order key down. So if
+        several slots hold pages that failed moves left short, the oldest stays, and computes them itself."""
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
             error = self._waiting.check_slot(slot)
@@ -278,8 +280,11 @@ class ResidentSlots:
         self._late.clear()
 
     def check_integrity(self) -> None:
-        """Recompute page holders from the slots' tables, and compare; check positions, lengths, writers, watermarks and
-        waiting slots. Raises Internal INTEGRITY if the columns of slots and pages contradict each other."""
+        """Raise Internal INTEGRITY if columns of slots and pages contradict each other. The numbers of holders and of
+        running holders of each page must be those of the slots' tables, and each writer must hold its page. Also
+        checked are each slot's table, computed positions and known tokens, the bounds of watermarks, that page 0 is
+        unused and no pending page has a watermark, which slots wait, and that idle slots have no tokens and pages.
+        The marks of failed, exported and busy pages are not checked here."""
         table, states = self.table, self.states
         held = np.flatnonzero(table.state).tolist()
         refs, running = np.zeros_like(states.refs), np.zeros_like(states.running)

@@ -1,7 +1,8 @@
 """The engine's interface to page moves: its requests to a KV transfer agent, and the agent's results.
 
 The engine only submits and polls; bytes travel elsewhere. If a move cannot be done, it ends as failed, and never as an
-error: sequences recompute the pages that did not arrive.
+error. A sequence recomputes the pages that did not arrive. If another slot holds such pages too, the sequence ends with
+PAGES_LOST instead (see WaitingSlots.check_slot).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """AgentProcess: the engine's side of the KV transfer agent. It copies pages between page pool and ring; it does no I/O
 and no hashing.
 
-The ring is smaller than a move. Pages flow through it, a bounded number of bytes per call, so that no step boundary is
-delayed. Loads go before stores. When the process dies or hangs, its moves end. A move with missing pages fails, which
-counts as a cache miss and never as an error. KvTransferAgent states the contract, and wire.py lists the frames.
+A move may have more pages than the ring has slots. Pages flow through the ring, a bounded number of bytes per call, so
+that no step boundary is delayed. Loads go before stores. When the process dies or hangs, its moves end. A move with
+missing pages fails, which counts as a cache miss and never as an error. KvTransferAgent states the contract, and
+wire.py lists the frames.
 """
 
 from __future__ import annotations
@@ -407,8 +408,8 @@ class AgentProcess:
 
     def _send_cancellation(self, frame: Frame) -> None:
         """Send a cancellation frame, but first count it in the ring: so peers can get nothing of the ended moves before
-        the process reads the frame. Without a process, the cancellation is not counted, since the next process would
-        wait for a frame that never comes."""
+        the process reads the frame. If there is no process and the frame is not accepted for the next one, the
+        cancellation is not counted, since the next process would wait for a frame that never comes."""
         gone = self._link.pid is None  # as seen before: one that begins meanwhile is sent the frame
         self._ring.cancellations += 1
         if not self._send(frame) and gone:

@@ -87,8 +87,8 @@ class DeviceFetches:
         self.keep(opened, opened.fetched if opened.in_ring + opened.fetched <= pages else 0)
 
     def finish_fetches(self) -> list[OpenMove]:
-        """Count the fetches whose copies have ended, in the order in which they began, and tell the process how many
-        pages each brought. Returns their moves."""
+        """Note the end of the fetches whose copies have ended, in the order in which they began, and tell the process
+        how many pages each brought. These pages do not count before `keep` or `end`. Returns the moves."""
         settled = []
         while self._under_way and self._copier.is_complete(self._under_way[0][0]):
             _, opened, pages = self._under_way.popleft()

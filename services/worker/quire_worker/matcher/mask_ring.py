@@ -1,6 +1,6 @@
 """MaskRing: shared memory through which the matcher's processes pass masks to the engine.
 
-Each sequence with a grammar has a *mask slot*, which has room for the masks of a few positions. The mask of position p
+A sequence with a grammar gets a *mask slot*, which has room for the masks of a few positions. The mask of position p
 is in entry `p % entries_per_slot` of the slot. An entry starts with a stamp, which names the sequence and the position.
 The stamp is 0 while the matcher writes the rest of the entry, so that no lock is needed.
 

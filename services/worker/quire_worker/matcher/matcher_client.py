@@ -248,7 +248,7 @@ class MatcherClient:
 
     def hold(self, constraint: RowConstraint) -> None:
         """Mark a sequence as not ready, since a step found its mask missing, and ask the process by AWAIT to say when
-        the mask is there. If a step in flight has sampled that token meanwhile, the process answers at once. The
+        the mask is there. If a step in flight has sampled that token meanwhile, AWAIT asks for the mask after it. The
         metrics count the row in any case; for a sequence that is not ready already, nothing else happens."""
         self._metrics.count_held_row()
         if constraint.is_ready:

@@ -114,12 +114,12 @@ class TextPart:
 
 
 def text_part(config: ConfigFile, overrides: Mapping[str, Any]) -> TextPart | None:
-    """Return the language model of a multimodal config.json, with defaults of its sizes and the shared fields filled
-    in. None for another config.json. The shared fields of the whole config, where it has them, replace the section's.
-    `overrides`, other than `text_config`, `architectures` and `model_type`, replace both. Raises ConfigError if the
-    language model's section is missing or has a wrong type. Raises Unsupported for a multimodal class or a language
-    model that is not in the table, and for a field of the whole config, not overridden, that changes the
-    computation."""
+    """Return the language model of a multimodal config.json, with the shared fields filled in, and with default sizes
+    for the types that DEFAULT_SIZES has. None for another config.json. The shared fields of the whole config, where it
+    has them, replace the section's. `overrides`, other than `text_config`, `architectures` and `model_type`, replace
+    both. Raises ConfigError if the language model's section is missing or has a wrong type. Raises Unsupported for a
+    multimodal class or a language model that is not in the table, and for a field of the whole config, not overridden,
+    that changes the computation."""
     named = config.texts("architectures")
     architecture = next((name for name in named if name in MULTIMODAL), None)
     if architecture is None:

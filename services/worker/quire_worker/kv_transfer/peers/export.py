@@ -128,8 +128,8 @@ class Export:
             return self._take_filled()
 
     def end(self) -> list[int]:
-        """End the export for good. Returns ring slots of pages that were not sent, which the caller must release. The
-        holder notices the end at its next call."""
+        """End the export for good. Returns ring slots of pages that were not sent, which the caller must release. A
+        holder that waits for a page is woken and gets NotFound; another one notices the end at its next call."""
         with self._changed:
             self.over = True
             self._changed.notify_all()

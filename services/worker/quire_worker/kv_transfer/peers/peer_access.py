@@ -52,8 +52,9 @@ class PeerAccess:
     @classmethod
     def from_move(cls, move: PageMove, hosts: PeerHosts) -> PeerAccess:
         """Read a pull's ticket: the addresses of the peer's rank 0, its lease key, and whether its memory can be
-        opened. The last address of a kind decides. Addresses that are malformed or that `hosts` refuses, and sockets of
-        another host, are left out; `refusals` has the errors of refused ones."""
+        opened, for which one descriptor of this host is enough. Of several TCP or gRPC addresses or sockets, the last
+        decides, even if it is left out. Addresses that are malformed or that `hosts` refuses, and sockets of another
+        host, are left out; `refusals` has the errors of all refused ones."""
         tcp, grpc, socket = None, None, ""
         refusals: list[QuireError] = []
 

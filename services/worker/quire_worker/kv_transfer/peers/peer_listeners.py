@@ -100,7 +100,8 @@ class PeerListeners:
         return False
 
     def close(self) -> None:
-        """Close the sockets and give up the reserved port: no peer can connect any more."""
+        """Close the sockets and give up the reserved port. An agent process that still runs has inherited the sockets,
+        so it must end before, or peers can still connect."""
         for sock in self._sockets.values():
             sock.close()
         if self._reserved is not None:

@@ -60,12 +60,14 @@ class TransportSelector:
 
     def probe_in_background(self) -> None:
         """Find out and log what will be used, on a thread of its own: the store may not be there yet. The thread asks
-        until the store answers or `close`, so that the first moves find a connection."""
+        until the store answers or `close`. Then the gRPC channel is connected; other transports connect at their first
+        move."""
         threading.Thread(target=self._probe_until_answered, name="transport-probe", daemon=True).start()
 
     def probe(self) -> bool:
         """Ask the store for its endpoints, try which transport is open, and note it as `last_used`; a change is logged.
-        Returns whether the store answered, even if no transport is open. That it does not answer is logged once."""
+        Returns whether the store answered, even if no transport is open; a refusal counts as no answer. That it does
+        not answer is logged once."""
         try:
             access = self._data_endpoints()
         except QuireError as error:
@@ -87,8 +89,8 @@ class TransportSelector:
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """Fetch all remaining pages into the sink, in order, by the transports that the lease allows and that no
-        failure has paused, until one succeeds. Raises Unavailable if none does, QuireError if the store refuses, and
-        PageCorrupt for a damaged page."""
+        failure has paused, until one succeeds. It may succeed with fewer pages, if the lease or the store has no more.
+        Raises Unavailable if none succeeds, QuireError if the store refuses, and PageCorrupt for a damaged page."""
         self._try_transports(transfer.access, lambda transport: transport.fetch(transfer, sink))
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
