@@ -65,9 +65,9 @@ class WorkerObserver:
         self._spare.set(spare)
 
     def slot_ended(self, trace: SlotTrace) -> None:
-        """Record the spans of a sequence that has ended, under the request's own span: prefill, from start to first
-        token, and decode. Without a first token, there is only the prefill span, to the end. Does nothing if tracing is
-        off. An error is logged and not raised."""
+        """Record the spans of a sequence that has left its slot, also if it was stopped and may start again, under the
+        request's own span: prefill, from start to first token, and decode. Without a first token, there is only the
+        prefill span, to the end. Does nothing if tracing is off. An error is logged and not raised."""
         if not tracing.enabled():
             return
         try:

@@ -47,7 +47,7 @@ _DRAFT_RETRY_STEPS = 8
 
 class Engine:
     """The engine of one replica. All methods belong to one thread, the model thread. Other threads may read `steps`,
-    `in_flight` and `epoch`."""
+    `in_flight`, `epoch` and the number of started slots."""
 
     def __init__(
         self,

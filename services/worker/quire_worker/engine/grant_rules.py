@@ -33,7 +33,8 @@ class GrantRules:
 
     def apply(self, grant: Grant) -> None:
         """Apply a Grant's stops, starts, limits, grown pages, prefill order, moves and cancellations, in this order.
-        The engine itself applies the budget. A slot's error goes into the draft of the next Report."""
+        The engine itself applies the budget. A slot's error goes into the draft, for a Report that comes when this
+        Grant has retired."""
         for slot in grant.stop_slot.tolist():
             if self._residents.holds(slot):
                 self._residents.stop(slot)

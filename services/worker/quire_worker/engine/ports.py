@@ -48,7 +48,7 @@ class StepOutcome:
 
 
 class Device(Protocol):
-    """Runs steps in the order of launch, asynchronously. Only the model thread calls it."""
+    """Runs steps in the order of launch, asynchronously. Only the model thread calls it, except for `close`."""
 
     wake: Callable[[], None]
     """Set by the run loop; called, from whatever thread, when a step has ended."""

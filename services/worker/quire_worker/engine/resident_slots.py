@@ -176,8 +176,9 @@ class ResidentSlots:
 
     def end(self, slot: int, finish: Finish | None, error: QuireError | None = None) -> None:
         """End a held slot: release its pages, clear its columns, end its grammar, and give the observer its trace, with
-        `finish` (None: stopped) and the code of `error`, with which a failed sequence ends. Its pages stay busy until
-        its steps in flight have ended. Slots that wait for pages which it was to fill find these lost."""
+        `finish` (None: stopped, or its run ended) and the code of `error`, with which a failed sequence ends. Its pages
+        stay busy until its steps in flight have ended. Slots that wait for pages which it was to fill find these
+        lost."""
         table = self.table
         if table.last_step[slot] > self.settled:
             self.states.busy_until[table.pages(slot)] = table.last_step[slot]

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Copier(Protocol):
-    """Copies pages. Called from the model thread, except `prepare_fetch`. `prepare_fetch`, `drain` and `close` may
-    take long. Where a device copies, the others normally only enqueue.
+    """Copies pages. Called from the model thread, except `prepare_fetch`, and `drain` and `close` at the end. These
+    three may take long. Where a device copies, the others normally only enqueue.
 
     A page that is stored is whole and stays referenced until its move is reported. A page that is loaded has no reader
     before its move is reported. So on the CPU, a copy may run at any time in the model thread's loop. On a GPU, streams

@@ -69,10 +69,10 @@ class MatcherLink(Protocol):
 
 
 class MatcherClient:
-    """The methods belong to the model thread, except those of MaskSource, which belong to the device's thread. The
-    process starts with the first sequence that has a grammar, or by `start`. `mask_slots` are the mask slots that the
-    client may assign; None: all of the ring. `lookahead`: the most lookahead masks of a sequence (see
-    lookahead_grammar) that the process computes. The ring has room for them."""
+    """The methods belong to the model thread, except for `close`, and for those of MaskSource, which belong to the
+    device's thread. The process starts with the first sequence that has a grammar, or by `start`. `mask_slots` are the
+    mask slots that the client may assign; None: all of the ring. `lookahead`: the most lookahead masks of a sequence
+    (see lookahead_grammar) that the process computes. The ring has room for them."""
 
     def __init__(
         self,

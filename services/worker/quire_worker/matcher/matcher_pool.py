@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class MatcherPool:
-    """Implements GrammarMatcher. Belongs to the model thread. All processes start with the first sequence that has a
-    grammar."""
+    """Implements GrammarMatcher. Belongs to the model thread, except for `close`. All processes start with the first
+    sequence that has a grammar."""
 
     def __init__(self, clients: Sequence[MatcherClient]) -> None:
         self._clients = clients

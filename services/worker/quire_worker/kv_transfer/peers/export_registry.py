@@ -118,8 +118,8 @@ class ExportRegistry:
             return None if key is None else (key, None)
 
     def engine_is_silent(self) -> bool:
-        """Whether the engine has sent nothing for some time, since the worker hangs or was stopped. Sessions then send
-        no signs of life to peers."""
+        """Whether the engine has sent nothing for some time, since the worker hangs or was stopped. A session that
+        waits for a page then refuses its peer."""
         return self._silence_s() > ENGINE_SILENT_S
 
     def take_over(self, export: Export, holder: Holder) -> None:

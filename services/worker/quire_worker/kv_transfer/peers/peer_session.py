@@ -147,10 +147,11 @@ class PeerSession(ServedSession["Export"]):
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer a request for pages by naming their places in the ring, and send END at the end. Each page is named as
-        soon as it is in the ring, with the pages that follow it without a gap and are there too; the first page is
-        named alone. The peer copies them. If a page does not come soon, the peer must first confirm all pages that were
-        named. A slot is kept until the peer has confirmed that it has the page; at most `window` slots of the ring are
-        kept at once. However that ends, all slots go back to the engine, and this session is the holder no more."""
+        soon as it is in the ring, with those that follow it without a gap and are there too, up to `several` in all;
+        the first page is named alone. The peer copies them. If a page does not come soon, the peer must first confirm
+        all pages that were named. A slot is kept until the peer has confirmed that it has the page; at most `window`
+        slots of the ring are kept at once. However that ends, all slots go back to the engine, and this session is the
+        holder no more."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)

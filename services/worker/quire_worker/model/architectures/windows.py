@@ -57,9 +57,9 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
     """Return the window of each layer; all 0 if `use_sliding_window` is off, or the window covers the context, or it is
     null and `layer_types` names no sliding layer. The layers with a window are named by `layer_types` or, if that is
     absent, by `default(index)`, which returns a layer's type. Without both, they are the layers from
-    `max_window_layers` on (28 if absent). Raises Unsupported if the config has a window and no `use_sliding_window`, or
-    names sliding layers while it is off. Raises ConfigError if it is on and the window is absent, or is null where a
-    layer needs it."""
+    `max_window_layers` on (28 if absent). Raises Unsupported if the config has a window shorter than the context and no
+    `use_sliding_window`, or names sliding layers while it is off. Raises ConfigError if it is on and the window is
+    absent, or is null where a layer needs it."""
     types = layer_types(config, layers)
     config.note_read("sliding_window", "max_window_layers")
     wanted = config.has("sliding_window") and config.positions("sliding_window") < config.positions(CONTEXT)
