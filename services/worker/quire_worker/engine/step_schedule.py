@@ -114,8 +114,8 @@ def _prefill_chunks(
     """Choose prefill chunks among the candidates, in the scheduler's order, those without a rank last and by order key,
     for at most `left` tokens in all. A chunk ends at the end of the prefill, the slot's credit, the chunk cap, the last
     of these tokens, or where prompt logprobs reach MAX_SCORE_BYTES in the step. At most `partial_prefills` chunks leave
-    their prefill unfinished. Candidates that do not fit are passed over. Returns the slots and their numbers of
-    tokens."""
+    their prefill unfinished. A candidate that would exceed this number, or for whose prompt logprobs no room is left,
+    is passed over. Returns the slots and their numbers of tokens."""
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
     slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():

@@ -296,7 +296,8 @@ class Matcher:
             return sequence.pop_pending()
 
     def _add_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-        """Queue the masks that follow sampled tokens, on the threads of their sequences, and then lookahead masks. A
+        """Take in sampled tokens. The masks after them are computed here and now for sequences of the quick thread,
+        which calls this, and queued for those of the slow thread; then lookahead masks follow for the quick ones. A
         sequence with a very slow grammar moves to the slow thread first. `rows` are mask slot, generation, position and
         token. Tokens of a sequence that is being replayed are kept for the replay. Skips tokens that a replay has
         consumed already, and those of sequences that have left or failed. Raises WireError if a token is missing."""

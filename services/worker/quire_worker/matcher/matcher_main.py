@@ -58,8 +58,8 @@ def run_matcher(argv: Sequence[str]) -> NoReturn:
 def _serve(sock: socket.socket, ring_fd: int) -> None:
     """Read the SETUP frame and the model's tokenizer, limit the process's memory, start the threads, send READY, and
     serve frames until they end. Returns at once if they end before SETUP. Pings are answered here; other frames go to
-    the quick thread. Raises WireError if another frame comes first, and ConfigError if the tokenizer cannot be read. If
-    a thread fails, or works on one sequence for too long, it ends the whole process."""
+    the quick thread. Raises WireError if another frame comes first, and the errors of `load_vocabulary`. If a thread
+    fails, or works on one sequence for too long, the whole process ends."""
     frames = frames_of(sock, MatcherFrameKind)
     payload = read_setup(frames, MatcherFrameKind.SETUP)
     if payload is None:

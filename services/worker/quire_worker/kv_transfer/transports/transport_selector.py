@@ -66,8 +66,8 @@ class TransportSelector:
 
     def probe(self) -> bool:
         """Ask the store for its endpoints, try which transport is open, and note it as `last_used`; a change is logged.
-        Returns whether the store answered, even if no transport is open; a refusal counts as no answer. That it does
-        not answer is logged once."""
+        A transport that is not open is paused (see FallbackPolicy). Returns whether the store answered, even if no
+        transport is open; a refusal counts as no answer. That it does not answer is logged once."""
         try:
             access = self._data_endpoints()
         except QuireError as error:
