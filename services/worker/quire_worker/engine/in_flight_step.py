@@ -34,8 +34,8 @@ class InFlightStep:
 
     def size(self, sampled: int, ran: Int32 | None = None) -> StepSize:
         """Return the step's work: its tokens, how many of them are prefill, and the number `sampled`. Also the pairs of
-        a token and a token that it attends to, and the positions whose KV is read. `ran`: how many rows of
-        each sequence the device ran; None: all rows that were launched."""
+        a token and a token that it attends to, and the positions whose KV is read, as if no layer had a window. `ran`:
+        how many rows of each sequence the device ran; None: all rows that were launched."""
         rows = self.count if ran is None else ran
         tokens, context, decodes = int(rows.sum()), int((self.position + rows).sum()), self.decodes
         if tokens == len(rows):
