@@ -148,8 +148,8 @@ class DiskFiles:
 
     def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write the page to a temporary file, padded with zeros to whole blocks and with `stamp_ns` as its time, then
-        rename it. Aligned blocks go to the disk without a copy. On failure the temporary file is removed, if the disk
-        lets that, and OSError is raised."""
+        rename it. Blocks go to the disk without a copy if the memory is aligned and the disk takes direct transfers. On
+        failure the temporary file is removed, if the disk lets that, and OSError is raised."""
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
         zero_copy = self._zero_copy_bytes(framed)

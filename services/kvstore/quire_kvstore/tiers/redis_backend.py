@@ -216,7 +216,8 @@ class RedisBackend:
 
     def _execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """Run the commands on this thread's connection and return their answers; the error of a single command is its
-        answer, and is counted. If Redis is away or gets lost, each answer is None."""
+        answer, and is counted. If Redis is away or gets lost, each answer is None; a lost
+        Redis counts as away until `maintain` reaches it again."""
         if not commands or not self._breaker.closed:
             return [None] * len(commands)
         try:

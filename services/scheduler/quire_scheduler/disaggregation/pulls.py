@@ -298,8 +298,9 @@ class Pulls:
         self._dropped.clear()
 
     def recall_set_aside(self) -> None:
-        """Return requests that were set aside and still have a pull to READY, if they may hold pages again (see
-        `has_share`) and their cancelled moves have been reported."""
+        """Return requests that were set aside and still have a pull to READY, if they may hold pages (see `has_share`)
+        and their cancelled moves, if any, have been reported. A request was set aside because requests without a slot
+        held too many pages, or because its own pages were taken back (see `reclaim_pages`)."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages_needed(request)):

@@ -117,7 +117,7 @@ _FAILURES: Mapping[str, tuple[type[QuireError], str, str, str]] = {
 def _failure(kind: str, detail: str) -> QuireError:
     """Return the error of a rendering that failed in this way (`kind`, a key of _FAILURES; any other counts as
     "failed"). `detail` is put into the error's message if that has a place for it, and is logged unless the template
-    refused."""
+    refused: a refusal may quote the conversation."""
     cls, code, message, fix = _FAILURES.get(kind, _FAILURES["failed"])
     if detail and kind != "refused":  # a refusal may quote the conversation
         log.info("a chat template failed", code=code, reason=detail)

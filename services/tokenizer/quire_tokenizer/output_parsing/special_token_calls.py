@@ -1,4 +1,6 @@
-"""Tool calls between special tokens, with one more between name and arguments, as DeepSeek and Kimi write them."""
+"""Tool calls between special tokens, with a separator token, as DeepSeek and Kimi write them. The separator stands
+between name and arguments, or, in a `fenced` format, before a line with the name and a fenced block with the
+arguments."""
 
 from __future__ import annotations
 
@@ -178,9 +180,9 @@ class SpecialTokenToolParser:
         self._arguments.write(text)
 
     def _begin_call(self) -> bool:
-        """Begin the call that the header names, and return True. If the header has no name, add NO_CALL_FOUND to the
-        writer's failures, write the call's text so far as content, and return False; the text that follows is content
-        too, until another call or section begins."""
+        """Begin the call that the header names, and return True. Called when the arguments begin. If the header has no
+        name, add NO_CALL_FOUND to the writer's failures, write the call's text so far as content, and return False; the
+        text that follows is content too, until another call or section begins."""
         found = self._format.name.fullmatch(self._header.strip())
         if found is None:
             self._writer.note_no_call()
