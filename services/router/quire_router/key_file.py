@@ -65,9 +65,10 @@ class KeyFile:
 
 
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
-    """Read a key file of either form: YAML that begins with `keys:`, or one plain key per line. Fields of a YAML entry
-    that are left out get the default limits. Raises ConfigError for a file that cannot be read, is malformed, or has no
-    key, or more than 10,000 in YAML."""
+    """Read a key file of either form: YAML that begins with `keys:`, or one plain key per line. Limits that a YAML
+    entry leaves out are those of `default_limits`. An entry without `models` may use all models, and one without
+    `scopes` has DEFAULT_SCOPES. Raises ConfigError for a file that cannot be read, is malformed, or has no key, or more
+    than 10,000 in YAML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -202,7 +202,7 @@ class _HeaderReader:
     def _array(self, key: str) -> Value:
         """Read a list: texts become a TextArray, numbers an array of the file's dtype, and booleans an array of bool.
         Raises Unsupported for a list of lists, ConfigError for an unknown type, a boolean beyond 0 and 1, or a list
-        beyond the file's end."""
+        beyond the file's end, and struct.error if the file ends inside a number, such as the list's length."""
         kind, count = self._number(_U32), self._number(_U64)
         if kind == _TEXT:
             return self._texts(key, count)

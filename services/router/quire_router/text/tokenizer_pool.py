@@ -160,9 +160,9 @@ class TokenizerPool:
                 self._news.set()
 
     async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Make one call at this tokenizer and return the answer. Raises _Lost if the tokenizer goes away, drains or
-        hangs; its `worked` says whether the call may be the cause. Raises QuireError if the tokenizer answers with an
-        error."""
+        """Make one call at this tokenizer and return the answer. Raises _Lost if the tokenizer goes away, drains, still
+        loads or hangs; its `worked` says whether the call may be the cause. Raises QuireError if the tokenizer answers
+        with another error. A cancellation of the caller passes through."""
         connected = peer.connected
         try:
             answered, answer = await self._ask(peer, make)

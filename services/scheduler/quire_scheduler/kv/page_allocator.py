@@ -141,7 +141,7 @@ class PageAllocator:
         """Drop one reference to each page, which must have one (AssertionError otherwise). When this fence and those of
         earlier releases have passed, pages without a reference become idle if their content is kept, else free; a page
         that a move reads waits for the end of the move too. Of these idle pages, the last one in the list is evicted
-        first."""
+        first. A page that waits is not allocated, but `share` takes it back if its content is kept."""
         if not pages:
             return
         at = np.array(pages)

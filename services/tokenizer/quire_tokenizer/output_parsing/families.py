@@ -152,8 +152,8 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
 
 
 def detect_tool_family(template: str) -> str:
-    """Return the name of the first family in TOOL_FAMILIES whose template markers all occur in the chat template; "" if
-    there is none. Harmony comes before all of them."""
+    """Return HARMONY for a chat template of Harmony, which is not in TOOL_FAMILIES. For other templates, return the
+    name of the first family in TOOL_FAMILIES whose template markers all occur in the template; "" if there is none."""
     if _is_harmony(template):
         return HARMONY
     found = (

@@ -143,7 +143,8 @@ class PythonicToolParser:
 
     def _give_up(self) -> None:
         """Take the rest of the answer as content, and write the text that was not parsed, with the opening bracket if
-        no call was written. If a call had begun, NO_CALL_FOUND is added to the writer's failures."""
+        no call was written. This also ends a complete list, where only the text after the list is left. If a call had
+        begun, NO_CALL_FOUND is added to the writer's failures."""
         if self._state == self._in_call:
             self._writer.note_no_call()
         self.parse_text = self._content.write

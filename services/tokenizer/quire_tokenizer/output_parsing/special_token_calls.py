@@ -117,8 +117,9 @@ class SpecialTokenToolParser:
         self._content.release()
 
     def _in_section(self, text: str) -> None:
-        """Read a piece of text between calls. White space is skipped. Any other text ends the section; this text and
-        the text after it are content, until another call or section begins."""
+        """Read a piece of text between calls, or after a call outside a section. White space is skipped, also before
+        other text. Any other text ends the section; this text and the text after it are content, until another call or
+        section begins."""
         text = text.lstrip()
         if text:
             self._content.write(text)

@@ -231,8 +231,8 @@ class CudaDevice:
         return self._fresh.make()
 
     def _launch_nobody(self, fresh: Fresh) -> None:
-        """Launch a step that consists of padding and one long prompt for cuDNN, so that the kernels of such steps are
-        compiled."""
+        """Launch a step that consists of padding in the place of one long prompt for cuDNN, so that the kernels of such
+        steps are compiled. `fresh` is that prompt; the step has its rows."""
         layout = StepLayout.of(StepSize(0, fresh.padded, 1), self._tiling).leaving((fresh,), 1)
         with torch.cuda.stream(self._stream):
             layout.pack_nobody(self._body.uploaded)

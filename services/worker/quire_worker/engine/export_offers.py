@@ -58,8 +58,9 @@ class ExportOffers:
 
     def offer_ready(self) -> None:
         """Offer, through the KV transfer agent, the pages of exports that were filled since the last call, and mark
-        them as exported. Pages are offered in order: one that is not filled holds back those after it. One array
-        operation checks the next page of every export."""
+        them as exported. The agent is told how many pages of an export were offered in all. Pages are offered in order:
+        one that is not filled holds back those after it. One array operation checks the next page of every export that
+        has pages left to offer."""
         if not self._filling:
             return
         ready = self._states.ready[self._next] >= self._needed

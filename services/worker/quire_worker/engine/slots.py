@@ -158,7 +158,8 @@ class SlotTable:
 
     def fill(self, start: Start, stop_ids: tuple[int, ...], now_ns: int) -> None:
         """Write a checked Start into the columns of its idle slot: tokens, lengths, limits, pages, sampling, stop ids
-        and logits processor state. The slot becomes WAITING and gets a new slot generation."""
+        and logits processor state. The slot becomes WAITING and gets a new slot generation. `now_ns` is the present
+        wall-clock time, at which traces let the sequence start."""
         slot, sequence = start.slot, start.sequence
         prompt, known = len(sequence.prompt_ids), sequence.known_len
         stop, sampling = sequence.stop, sequence.sampling

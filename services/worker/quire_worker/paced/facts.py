@@ -37,9 +37,9 @@ DEFAULT_FACTS = PacedFacts()
 
 def read_facts(folder: str, max_model_len: int = 0) -> PacedFacts:
     """Read the facts from a model folder's JSON files, without weights; an empty path gives the defaults.
-    `max_model_len` 0: the model's own. Raises ConfigError if the folder has no config.json, a field is missing or
-    wrong, or `max_model_len` exceeds the context, and Unsupported for a multimodal model whose class or
-    config is not supported."""
+    `max_model_len` 0: the model's own, or the default. Raises ConfigError if the folder has no config.json, a field is
+    missing or wrong, or `max_model_len` exceeds the model's or the default context. Raises Unsupported for a multimodal
+    model whose class or config is not supported."""
     if not folder:
         config = ConfigFile({CONTEXT: DEFAULT_FACTS.max_model_len})
         return replace(DEFAULT_FACTS, max_model_len=context_length(config, max_model_len))

@@ -53,8 +53,8 @@ _UNUSED: Final = (0,) * ("unused" in (PARAM_ROW.names or ()))
 
 
 def param_rows(count: int, **columns: ArrayLike) -> ParamRows:
-    """Make `count` rows with these columns, and set `filtered` by them. All other numbers are neutral: greedy and
-    without limits."""
+    """Make `count` rows with these columns, and set `filtered` by them (see `mark_filtered`). All other numbers are
+    neutral: greedy and without limits."""
     rows = np.zeros(count, PARAM_ROW)
     for each in LIMITS:
         rows[each.name] = each.default
@@ -71,8 +71,8 @@ def words_of(rows: ParamRows) -> Int32:
 
 
 def mark_filtered(rows: ParamRows) -> None:
-    """Set `filtered` in each row: whether the row is not greedy and has limits. Call this after each change of a row's
-    numbers."""
+    """Set `filtered` in each row: whether the row is not greedy and has a limit that is not its default. Call this
+    after each change of a row's numbers."""
     rows["filtered"] = asks_limits(rows) & (rows["temperature"] >= GREEDY_BELOW)
 
 

@@ -57,10 +57,11 @@ class LoadedWeights:
 def load_weights(
     found: FoundModel, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> LoadedWeights:
-    """Make the model with the weights of a checkpoint; floats become `dtype`. `progress` gets bytes done and bytes in
-    all. Raises ConfigError for tensors that are missing, unexpected or of the wrong shape, and for any other failure of
-    transformers, Unsupported for types of numbers that are not supported. Raises torch.OutOfMemoryError if the device's
-    memory is too small."""
+    """Make the model with the weights of a checkpoint. Floats become `dtype`, except those that transformers always
+    keeps in float32 for this model. `progress` gets bytes done and bytes in all. Raises ConfigError for tensors that
+    are missing, unexpected or of the wrong shape, and for any other failure of transformers, Unsupported for types of
+    numbers that are not supported. Raises torch.OutOfMemoryError if a GPU's memory is too small; on the CPU, too little
+    memory is such a failure."""
     register_attention()
     shortages = _memory_shortages(device)
     places = {name: place for name in checkpoint.names if (place := checkpoint.find(name)) is not None}

@@ -145,11 +145,12 @@ class Pull:
             transport.close()
 
     def _fetch_with_retries(self) -> None:
-        """Try all transports, in rounds, until all pages have landed. Stop after MAX_FRUITLESS_ROUNDS rounds in a row
-        that brought no page, after a round in which the peer was silent, or when the pull is cancelled. As long as no
-        page has come, an export or a gRPC server that may not be there yet is waited for, for about EXPORT_WAIT_S: an
-        export from the peer's first refusal on, a server from the start on. Otherwise raises NotFound if the peer
-        refuses; PageCorrupt, TransferCancelled and other QuireErrors pass through."""
+        """Try all transports, in rounds, until all pages have landed. Return with pages missing after
+        MAX_FRUITLESS_ROUNDS rounds in a row that brought no page, after a round in which the peer was silent, or when
+        the pull is cancelled. As long as no page has come, an export or a gRPC server that may not be there yet is
+        waited for, for about EXPORT_WAIT_S: an export from the peer's first refusal on, a server from the start on.
+        Otherwise raises NotFound if the peer refuses; PageCorrupt, TransferCancelled and other QuireErrors pass
+        through."""
         first_told_s: float | None = None
         began_s, fruitless = time.monotonic(), 0
         while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:

@@ -189,8 +189,8 @@ class CpuOps:
         return out
 
     def layer_norm(self, x: Tensor, norm_weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the layer norm of x [R, H] in scratch memory, by a compiled kernel; by torch if H is no multiple of
-        16."""
+        """Return the layer norm of x [R, H]: by a compiled kernel, in scratch memory, or in new memory by torch if H is
+        no multiple of 16."""
         rows, size = x.shape
         if size % LANES:
             return self._torch_ops.layer_norm(x, norm_weight, bias, eps)
@@ -316,8 +316,8 @@ class CpuOps:
         return self.gated_activation(self.linear(x, weight), activation)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Return activation(first half) * second half of gate_up: [R, 2 * I] -> [R, I] in scratch memory. torch
-        computes it if I is no multiple of 16."""
+        """Return activation(first half) * second half of gate_up: [R, 2 * I] -> [R, I], in scratch memory. If I is no
+        multiple of 16, torch computes it in new memory."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if size % LANES:
             return self._torch_ops.gated_activation(gate_up, activation)

@@ -272,7 +272,8 @@ def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[
 
 @cache
 def compile_linear(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
-    """Compile the linear job kernel (out = x @ weight.T + bias) for a storage format, and return its address.
+    """Compile the linear job kernel (out = x @ weight.T + bias) for a storage format, or load it from the cache on
+    disk, and return its address.
 
     Its items are tiles, and its arguments are LINEAR_ARGUMENTS.
     """

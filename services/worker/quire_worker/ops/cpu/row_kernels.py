@@ -182,7 +182,8 @@ def silu_and_mul_rows(first: int, last: int, arguments: Arguments) -> None:
 
 
 def sigmoid_gate_rows(first: int, last: int, arguments: Arguments) -> None:
-    """(x, gate, size): multiply the rows of x by the sigmoid of those of gate."""
+    """(x, gate, size): multiply the rows of x, in place, by the sigmoid of those of gate. x, gate: the addresses of
+    rows of `size` floats."""
     x, gate, size = floats_at(arguments[0]), floats_at(arguments[1]), arguments[2]
     for at in range(first * size, last * size, LANES):
         denominator = add(exp(subtract(broadcast(_ZERO), load(gate, at))), broadcast(_ONE))

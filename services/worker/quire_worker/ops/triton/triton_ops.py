@@ -122,7 +122,8 @@ class TritonOps:
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
         """Return the linear layer's result for the next norm to add, if x has fewer than 1024 rows or with
-        `batch_invariant`. Otherwise cuBLAS adds it to `residual` in place, and None is returned."""
+        `batch_invariant`. Otherwise cuBLAS adds it to `residual` in place, a second operation adds the bias if there is
+        one, and None is returned."""
         if x.shape[0] < _MANY_ROWS or self.batch_invariant:
             return self.linear(x, weight)
         gemm_add(residual, x, weight)

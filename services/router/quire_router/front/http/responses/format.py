@@ -80,9 +80,10 @@ class ResponsesFormat:
         return orjson.dumps(self._ended)
 
     def _collect(self, delta: Delta) -> list[Event]:
-        """Add a delta's parts to the output, and return their events, each with its name and fields. Remembers the
-        finish reason. The delta's logprobs go with its last content part. A delta that was not parsed and has no text
-        gets an empty content part for them. If a parsed delta has no content part, its logprobs are left out."""
+        """Add those of a delta's parts that the client wants (see `shown_parts`) to the output, and return their
+        events, each with its name and fields. Remembers the finish reason. The delta's logprobs go with its last
+        content part. A delta that was not parsed and has no text gets an empty content part for them. If a parsed delta
+        has no content part, its logprobs are left out."""
         self._finish = delta.finish
         logprobs: list[Any] = []
         if self._wants_logprobs:
