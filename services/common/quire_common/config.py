@@ -244,6 +244,11 @@ def split_address(address: str, what: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 host: the reverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _parser(
     cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> argparse.ArgumentParser:

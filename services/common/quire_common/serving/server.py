@@ -28,7 +28,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from quire_common.config import ServiceConfig, explain_config, load_config, split_address
+from quire_common.config import ServiceConfig, explain_config, join_address, load_config, split_address
 from quire_common.discovery.endpoint import Discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.identity.exposure import require_private
@@ -421,7 +421,7 @@ def _bind(
             "Stop the process that holds the port, or choose another with --listen (port 0 picks a free one).",
             param="listen",
         )
-    address = f"{host}:{bound_port}"
+    address = join_address(host, bound_port)
     advertised = config.advertise or address
     default = f"{name}-{bound_port}" if config.discovery in PASSIVE else f"{name}-{advertised}"
     return BoundServer(address, config.instance or default, fail)

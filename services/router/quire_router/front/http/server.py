@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from quire_common.config import join_address
 from quire_common.errors import ConfigError
 from quire_common.identity.tls_files import TlsFiles
 from quire_common.identity.watched_context import WatchedContext
@@ -62,7 +63,7 @@ class HttpServer:
         self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
         self.port: int = bound
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = join_address(host, bound)
         self.scheme = "https" if ssl_certfile else "http"
         self._tls = TlsFiles(ssl_certfile, ssl_keyfile)
         # A class of its own, since what it holds is of this server alone.

@@ -12,7 +12,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
-from quire_common.config import split_address
+from quire_common.config import join_address, split_address
 from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.identity.exposure import require_private
@@ -132,7 +132,7 @@ class PeerListeners:
         require_private(config, host, "peer_grpc_listen", secured=bool(config.tls_cert))
         self._reserved = _bound(config, "peer_grpc_listen", _reserved)
         host, port = self._reserved.getsockname()[:2]
-        self.grpc_listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.grpc_listen = join_address(host, port)
         self._advertise(config, GRPC, self._reserved)
 
     def _advertise(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:

@@ -16,6 +16,7 @@ import grpc
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.channel import sync_channel
+from quire_common.config import join_address
 from quire_common.identity.callers import WORKER
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import DataConnectionError
@@ -89,7 +90,7 @@ class TunnelDialer:
             raise ValueError("gRPC is for hosts and ports")
         began_s = time.monotonic()
         host, port = address
-        channel = sync_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._config, WORKER)
+        channel = sync_channel(join_address(host, port), self._config, WORKER)
         ours, theirs = tunnel_ends()
 
         def said() -> Iterator[worker_pb2.PeerBytes]:
