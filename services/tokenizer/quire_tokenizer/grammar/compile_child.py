@@ -34,6 +34,7 @@ _KEYWORDS: Final = {
     "circular references": "$ref",
 }
 _TRIED_TOKENS: Final = 8
+_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\])*"|\'[^\']*\'')
 _TOO_COMPLEX: Final = ("fuel", "too many", "too complex", "too large", "limit exceeded")
 
 
@@ -144,7 +145,8 @@ def _refusal(message: str, source: GrammarSource) -> GrammarRefused:
         for sign, keyword in _KEYWORDS.items():
             if sign in message:
                 return _unsupported(keyword, f"The keyword {keyword} of the schema cannot be enforced: {said}.")
-    if any(sign in message for sign in _TOO_COMPLEX):
+    plain = _QUOTED.sub("", said)  # what the message quotes of the source says nothing of the error
+    if any(sign in plain for sign in _TOO_COMPLEX):
         return too_large(f"The {source.kind} is too complex: {said}.", "Simplify it.")
     return bad_grammar(f"The {source.kind} cannot be compiled: {said}.", "Correct it.")
 
