@@ -80,7 +80,8 @@ class ModelRunner:
 
     def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
         """Return, by sequence, the logprobs of prompt tokens that `batch.scores` asks for. Only _SCORED_ROWS rows have
-        logits at a time, because each row of logits is as long as the vocabulary."""
+        logits at a time, because each row of logits is as long as the vocabulary. Raises Internal NAN_LOGITS if a
+        row's largest logit is NaN or infinite."""
         first_row = np.cumsum(batch.count, dtype=np.int64) - batch.count
         found = {}
         for sequence, scores in batch.scores.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_common.errors import Internal, QuireError
 from quire_worker.arrays import Bool, Int32, Int64
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 DAMAGED = -1
 NOTHING_LEFT = -2
 HELD = -3
+
+
+def nan_logits() -> QuireError:
+    """Return the error NAN_LOGITS of a sequence whose logits are no numbers."""
+    return Internal(
+        "NAN_LOGITS",
+        "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
+        "Retry; if it happens again, check the weights.",
+    )
 
 
 def _no_ids() -> Int32:

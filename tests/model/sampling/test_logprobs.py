@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from quire_common.errors import Internal
 from quire_worker.sampling.logprobs import logprob_columns
 
 
@@ -43,3 +45,12 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert whole is not None and alone is not None
     assert whole.logprob[3] == alone.logprob[0]
     assert np.array_equal(whole.top_logprob[12:16], alone.top_logprob)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_damaged_logits_are_a_typed_error_of_rows_that_are_asked_for(value: float) -> None:
+    logits = torch.zeros(2, 5)
+    logits[1, 2] = value
+    with pytest.raises(Internal, match="NAN_LOGITS"):
+        logprob_columns(logits, np.zeros(2, np.int32), np.full(2, 3, np.int32))
+    assert logprob_columns(logits, np.array([0, -1], np.int32), np.full(2, 3, np.int32)) is not None

@@ -21,7 +21,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.stop_rule import keep_tokens
-from quire_worker.step import HELD, NOTHING_LEFT, DeviceTiming, StepOutput
+from quire_worker.step import HELD, NOTHING_LEFT, DeviceTiming, StepOutput, nan_logits
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32, Int64
@@ -251,15 +251,6 @@ def as_slot_error(error: Exception) -> QuireError:
     if isinstance(error, QuireError):
         return error
     return Internal("STEP_FAILED", "The model failed to run this sequence.", "Retry; see the worker's log.")
-
-
-def nan_logits() -> QuireError:
-    """Return the error NAN_LOGITS of a sequence whose logits are no numbers."""
-    return Internal(
-        "NAN_LOGITS",
-        "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
-        "Retry; if it happens again, check the weights.",
-    )
 
 
 def nothing_left() -> QuireError:

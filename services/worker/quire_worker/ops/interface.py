@@ -224,5 +224,6 @@ class Ops(Protocol[P]):
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         """Compute logprobs of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1 and whose `token` [N]
-        is not negative; None if there are no such rows."""
+        is not negative; None if there are no such rows. Raises Internal NAN_LOGITS if the largest logit of such a row
+        is NaN or infinite."""
         ...

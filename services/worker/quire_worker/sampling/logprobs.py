@@ -9,18 +9,22 @@ from torch import Tensor
 
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32, Int32
+from quire_worker.step import nan_logits
 
 
 def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
     """Return logprob and rank (1: no logit is larger) of each sampled token, and the `wanted` (at most V) most likely
     tokens of its row, among which the sampled one may be. They are for rows of logits [N, V] with wanted [N] >= 0 and a
-    token [N] that is not negative. Returns None if there is no such row."""
+    token [N] that is not negative. Returns None if there is no such row. Raises Internal NAN_LOGITS if the largest
+    logit of such a row is NaN or infinite."""
     asked = np.flatnonzero((wanted >= 0) & (token >= 0))
     if asked.size == 0:
         return None
     rows = logits[torch.from_numpy(asked)]
     values: Float32 = rows.numpy()
     peak = values.max(axis=1, keepdims=True)
+    if not np.isfinite(peak).all():
+        raise nan_logits()
     normaliser = peak[:, 0] + np.log(torch.from_numpy(values - peak).double().exp_().numpy().sum(axis=1))
     chosen = values[np.arange(asked.size), token[asked]]
     rank = 1 + np.count_nonzero(values > chosen[:, None], axis=1)
