@@ -13,9 +13,10 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
-from quire_common.config import split_address
+from quire_common.config import join_address, split_address
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 _KILL_AFTER_S = 5.0
 _HURRY_S = 0.2
+_STEADY_S = 60.0
 
 
 class HttpWorkers:
@@ -79,11 +81,18 @@ class HttpWorkers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_running(self, number: int) -> None:
-        """Run the process of this number. When it dies, log that and start it again after a backoff, until the
-        processes are told to leave. If it cannot be started at all, the OSError ends this task."""
+        """Run the process of this number. When it ends, also with status 0, or cannot be started, log that and start it
+        again after a backoff, until the processes are told to leave. The backoff begins again after a process that ran
+        for _STEADY_S."""
         backoff = Backoff()
         while not self._stopping:
-            process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
+            began_s = time.monotonic()
+            try:
+                process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
+            except OSError as error:
+                log.warning("http worker cannot be started", number=number, reason=str(error))
+                await backoff.wait()
+                continue
             self._processes[number] = process
             if self._stopping:  # since before the process had started, so `leave` did not reach it
                 _terminate(process)
@@ -92,6 +101,8 @@ class HttpWorkers:
             del self._processes[number]
             if not self._stopping:
                 log.warning("http worker died", number=number, code=code)
+                if time.monotonic() - began_s >= _STEADY_S:
+                    backoff.reset()
                 await backoff.wait()
 
     def _command(self, number: int) -> list[str]:
@@ -107,7 +118,7 @@ class HttpWorkers:
         }
         if self._config.metrics_listen:
             host, port = split_address(self._config.metrics_listen, "metrics_listen")
-            own["metrics-listen"] = f"{host}:{port + number if port else 0}"
+            own["metrics-listen"] = join_address(host, port + number if port else 0)
         return [sys.executable, "-m", "quire_router", *sys.argv[1:], *(f"--{key}={text}" for key, text in own.items())]
 
 
