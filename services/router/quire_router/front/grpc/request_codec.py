@@ -107,7 +107,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
         first_sample=request.sampling.sample,
-        resume=_resume(request, best_of or n),
+        resume=_resume(request, min(best_of, limits.max_n) or n),  # a larger best_of is refused below
         wants=Wants(
             stream=True,
             token_ids=request.return_token_ids,
