@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ PROC = Path("/proc")
 MARK_VARIABLE = "QUIRE_STACK_ID"
 # Fields of /proc/<pid>/stat after the command's name, which may itself hold spaces and brackets.
 _STATE, _START_TIME = 0, 19
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,12 @@ class ProcessId:
         """Send a signal to exactly this process. Returns False, and sends nothing, if it has ended, its pid was reused,
         or it may not be signalled."""
         with suppress(ProcessLookupError, PermissionError):
-            if not hasattr(os, "pidfd_open"):
+            descriptor = _descriptor_of(self.pid)
+            if descriptor is None:
                 if self.alive():
                     os.kill(self.pid, number)
                     return True
                 return False
-            descriptor = os.pidfd_open(self.pid)
             try:
                 # The descriptor holds fast: what is verified now cannot be another process by the time of the signal.
                 if self.alive():
@@ -61,11 +63,13 @@ class ProcessId:
         return False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until exactly this process has ended. Returns False if it still runs. Where Python
-        has no `os.pidfd_open`, it does not wait. Raises OSError if the kernel refuses that call."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except (ProcessLookupError, AttributeError):
+        """Wait at most `timeout_s` until exactly this process has ended. Returns False if it still runs. Where there is
+        no descriptor to wait for (see `_descriptor_of`), look every 0.05 s."""
+        descriptor = _descriptor_of(self.pid)
+        if descriptor is None:
+            deadline_s = time.monotonic() + timeout_s
+            while self.alive() and (left_s := deadline_s - time.monotonic()) > 0:
+                time.sleep(min(left_s, _POLL_S))
             return not self.alive()
         try:
             if not self.alive():
@@ -90,6 +94,15 @@ def marked(stack_id: str) -> list[ProcessId]:
                 if process.alive():
                     found.append(process)
     return found
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """Return a descriptor of the process. None if the process has ended, or if the system has no such descriptors or
+    refuses one, as old kernels and some sandboxes do."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
 
 
 def _stat(pid: int) -> list[str]:

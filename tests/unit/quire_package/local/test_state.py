@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -60,6 +61,19 @@ def test_a_process_is_its_pid_and_its_start() -> None:
     assert not impostor.alive()
     assert not impostor.signal(signal.SIGKILL)  # this test would not live to say so
     assert impostor.wait(0)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_a_kernel_without_process_descriptors(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    me = ProcessId.of(os.getpid())
+    assert not me.wait(0.01)
+    assert me.signal(signal.SIGCONT)
+    impostor = ProcessId(me.pid, me.start_time + 1)
+    assert impostor.wait(30) and not impostor.signal(signal.SIGKILL)
 
 
 def test_a_bound_port_is_not_free() -> None:
