@@ -87,11 +87,14 @@ WRONG: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_value_is_refused_by_file_and_field(name: str, tmp_path: Path) -> None:
     field, value = WRONG[name]
-    with pytest.raises(ConfigError, match=f"BAD_GENERATION_CONFIG: {tmp_path}/generation_config.json: `{field}`"):
+    place = f"{tmp_path}/generation_config.json"
+    with pytest.raises(ConfigError, match=f"BAD_GENERATION_CONFIG: {place}: `{field}`") as file:
         sampling_defaults(write(tmp_path, **{field: value}))
+    assert file.value.param == "generation_config" and "--generation-config vllm" in file.value.fix
     assert sampling_defaults(tmp_path, "vllm") == (), "the way around it"
-    with pytest.raises(ConfigError, match=f"BAD_GENERATION_CONFIG: --override-generation-config: `{field}`"):
+    with pytest.raises(ConfigError, match=f"BAD_GENERATION_CONFIG: --override-generation-config: `{field}`") as option:
         sampling_defaults(tmp_path, "vllm", json.dumps({field: value}))
+    assert option.value.param == "override_generation_config" and "--generation-config" not in option.value.fix
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ from quire_worker.model.config_file import ConfigFile, read_json
 
 NAME = "generation_config.json"
 AUTO, WITHOUT = "auto", "vllm"
-_FIX = "Correct it, or give --generation-config vllm, which reads no defaults from the model."
+_FILE, _OVERRIDE = "generation_config", "override_generation_config"
+_FIXES = {
+    _FILE: "Correct it, or give --generation-config vllm, which reads no defaults from the model.",
+    _OVERRIDE: "Correct it, or leave it out.",
+}
 
 
 def generation_config(folder: Path) -> ConfigFile:
@@ -41,9 +45,9 @@ def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tu
                 "GENERATION_CONFIG_MISSING",
                 f"There is no {folder / NAME}.",
                 "Give auto, vllm or a folder with this file.",
-                param="generation_config",
+                param=_FILE,
             )
-        found |= _defaults(generation_config(folder))
+        found |= _defaults(generation_config(folder), _FILE)
     if override:
         option = "--override-generation-config"
         fields = parse_object(override, option)
@@ -53,20 +57,21 @@ def sampling_defaults(model: Path, source: str = AUTO, override: str = "") -> tu
                 "BAD_GENERATION_CONFIG",
                 f"{option} has {unknown[0][:80]!r}, which is not a default of a request.",
                 f"Known fields: {', '.join(known)}.",
-                param="override_generation_config",
+                param=_OVERRIDE,
             )
-        found |= _defaults(ConfigFile(fields, option))
+        found |= _defaults(ConfigFile(fields, option), _OVERRIDE)
     return tuple(found.items())
 
 
-def _defaults(config: ConfigFile) -> dict[str, float]:
+def _defaults(config: ConfigFile, param: str) -> dict[str, float]:
     present = (each for each in MODEL_DEFAULTS if config.has(each.generation_config))
-    return {each.name: _number(config, each) for each in present}
+    return {each.name: _number(config, each, param) for each in present}
 
 
-def _number(config: ConfigFile, parameter: Parameter) -> float:
+def _number(config: ConfigFile, parameter: Parameter, param: str) -> float:
     """Return the value of a field that is present: an integer for an int parameter, where 2.0 counts as 2, else a
-    float. Raises ConfigError if it is no such number or outside the parameter's bounds."""
+    float. Raises ConfigError, which names the option `param`, if it is no such number or outside the parameter's
+    bounds."""
     value = config.fields[parameter.generation_config]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if parameter.kind == "int" and isinstance(value, float) and value.is_integer():
@@ -83,7 +88,7 @@ def _number(config: ConfigFile, parameter: Parameter) -> float:
             "BAD_GENERATION_CONFIG",
             f"{config.source}: `{parameter.generation_config}` is {value!r:.80}, not {kind} {low} and at most "
             f"{parameter.high:g}.",
-            _FIX,
-            param="generation_config",
+            _FIXES[param],
+            param=param,
         )
     return value if parameter.kind == "int" else float(value)
