@@ -138,12 +138,13 @@ class PageAllocator:
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
-        """Drop one reference to each page, which must have one (AssertionError otherwise). When this fence and those of
-        earlier releases have passed, pages without a reference become idle if their content is kept, else free; a page
-        that a move reads waits for the end of the move too. Of these idle pages, the last one in the list is evicted
-        first. A page that waits is not allocated, but `share` takes it back if its content is kept."""
+        """Drop one reference to each page, which must have one and be named once (AssertionError otherwise). When this
+        fence and those of earlier releases have passed, pages without a reference become idle if their content is kept,
+        else free; a page that a move reads waits for the end of the move too. Of these idle pages, the last one in the
+        list is evicted first. A page that waits is not allocated, but `share` takes it back if its content is kept."""
         if not pages:
             return
+        require(len(set(pages)) == len(pages), "release of a page twice")
         at = np.array(pages)
         left = self._references[at] - 1
         require(int(left.min()) >= 0, "release of a free page")

@@ -30,6 +30,15 @@ def test_a_shared_page_stays_until_the_last_reference() -> None:
         pages.release(held)
 
 
+def test_a_page_is_released_once_in_a_call() -> None:
+    pages = PageAllocator(5)
+    held = pages.allocate(2)
+    with pytest.raises(AssertionError, match="release of a page twice"):
+        pages.release([held[0], held[1], held[0]])
+    pages.check_integrity([held])
+    assert pages.free == 2
+
+
 def test_a_grant_fence_holds_until_it_has_retired() -> None:
     pages = PageAllocator(3)
     held = pages.allocate(2)
