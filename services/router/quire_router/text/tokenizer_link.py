@@ -13,7 +13,7 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire.v1 import tokenizer_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.columns import i32
-from quire_common.errors import internal_error
+from quire_common.errors import QuireError, internal_error
 from quire_common.identity.callers import TOKENIZER
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
@@ -181,24 +181,20 @@ class TokenizerLink:
             call.cancel()
 
     async def _probe(self) -> None:
-        """Call the tokenizer, with a backoff between attempts, until it serves and has sent its TokenizerInfo. Stores
-        the info."""
+        """Call the tokenizer, with a backoff between attempts, until it serves and has sent a TokenizerInfo that can be
+        read. Stores the info."""
         backoff = Backoff()
         while True:
             try:
                 if await self._serves():
                     info = await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=self._timeout_s)
-                    break
+                    self.info = _info_of(info)
+                    return
             except grpc.aio.AioRpcError as error:
                 log.debug("tokenizer does not answer", instance=self.instance, code=error.code().name)
+            except QuireError as error:
+                log.warning("tokenizer sent an unreadable info", instance=self.instance, reason=str(error))
             await backoff.wait()
-        eos, start, end = (
-            tuple(i32(column, "GetTokenizerInfo").tolist())
-            for column in (info.eos_token_ids, info.thinking_start_ids, info.thinking_end_ids)
-        )
-        self.info = TokenizerInfo(
-            info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end, info.tool_parser
-        )
 
     async def _serves(self) -> bool:
         """Return whether the health service says that the tokenizer serves; True if the tokenizer has no health
@@ -210,3 +206,14 @@ class TokenizerLink:
                 raise
             return True
         return bool(response.status == _SERVING)
+
+
+def _info_of(info: tb.GetTokenizerInfoResponse) -> TokenizerInfo:
+    """Convert the info from the wire. Raises InvalidArgument for a column of ids that is not whole int32 numbers."""
+    eos, start, end = (
+        tuple(i32(column, "GetTokenizerInfo").tolist())
+        for column in (info.eos_token_ids, info.thinking_start_ids, info.thinking_end_ids)
+    )
+    return TokenizerInfo(
+        info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end, info.tool_parser
+    )
