@@ -20,6 +20,7 @@ from quire_router.front.grpc.request_codec import parse_generate
 from quire_router.front.grpc.response_codec import GenerateFormat
 from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.requests.best_of import whole_answers
+from quire_router.requests.deadline import shortest_timeout_s
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
@@ -102,13 +103,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> Caller:
         """Make the caller of a request from its fields, metadata and principal. The request id is that of the field,
         else of the metadata, else a new one; it is bound to the log. The trace is that of the call's own span, else of
-        the metadata. The shortest of the router's, the request's and the call's timeout counts; 0 is no timeout."""
+        the metadata. The shortest of the router's, the request's and the call's timeout counts (see
+        `shortest_timeout_s`)."""
         request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
         request_id = request_id or new_request_id()
         bind_request_id(request_id)
         # The call's own span, where there is one, is between the client's and ours.
         trace = tracing.inject_headers() or metadata
-        limits_s = [self._timeout_s, request.timeout_ms / 1000, remaining_s or 0.0]
         return Caller(
             request_id=request_id,
             tenant=principal.tenant,
@@ -117,7 +118,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             tracestate=trace.get("tracestate", ""),
             priority=request.priority,
             limits=principal.limits,
-            timeout_s=min((limit for limit in limits_s if limit > 0), default=0.0),
+            timeout_s=shortest_timeout_s(remaining_s, self._timeout_s, request.timeout_ms / 1000),
         )
 
 

@@ -28,6 +28,7 @@ from quire_router.front.grpc.smg.sent_sequences import SentSequences
 from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.principal import ADMIN, INFERENCE, KeyLimits
 from quire_router.replicas.fleet import no_replica
+from quire_router.requests.deadline import shortest_timeout_s
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         job = await parse_generate(request, self._parts.limits, max_model_len)
         request_id = request_id_from(request.request_id) or new_request_id()
         bind_request_id(request_id)
-        limits_s = (self._parts.config.request_timeout_s, context.time_remaining() or 0.0)
         # The call's own span, where there is one, is between the client's and ours.
         trace = tracing.inject_headers() or dict(context.invocation_metadata() or ())
         caller = Caller(
@@ -106,7 +106,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             limits=principal.limits,
             traceparent=str(trace.get("traceparent", "")),
             tracestate=str(trace.get("tracestate", "")),
-            timeout_s=min((s for s in limits_s if s > 0), default=0.0),
+            timeout_s=shortest_timeout_s(context.time_remaining(), self._parts.config.request_timeout_s),
         )
         with (
             self._abortable(principal.tenant, request_id) as abortable,
