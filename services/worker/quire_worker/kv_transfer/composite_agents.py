@@ -61,8 +61,8 @@ class AgentOnDemand:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """Pass an offer to the agent, or keep it until the agent exists if its move waits here. Of several offers of one
-        move, the latest is kept."""
+        """Pass an offer to the agent, or keep it until the agent exists if its move waits here. Of several offers of
+        one move, the latest is kept."""
         if self._transfer_agent is not None:
             self._transfer_agent.offer_pages(move_id, pages)
         elif move_id in self._waiting:
