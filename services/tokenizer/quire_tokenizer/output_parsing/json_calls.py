@@ -235,21 +235,19 @@ class JsonToolParser:
 
     def _in_header(self, text: str, at: int) -> int:
         """Read a call's name, up to the brace of its arguments. If there is no name, or more than MAX_NAME_CHARS
-        characters came in pieces before the one with the brace, the text is content, and NO_CALL_FOUND is noted.
-        Returns the index from which to read on."""
-        end = text.find("{", at)
-        header = self._header = (self._header or "") + text[at : end if end >= 0 else len(text)]
-        if end < 0:
-            if len(header) > MAX_NAME_CHARS:
-                self._give_up()
-                self._end_body()
-            return len(text)
-        name = header.partition("[CALL_ID]")[0].partition("[ARGS]")[0].strip()
-        if name:
-            self._header = None
-            self._call = JsonCall.of_arguments(self._writer, name)
+        characters come before the brace, the text is content, and NO_CALL_FOUND is noted. Returns the index from which
+        to read on."""
+        brace = text.find("{", at)
+        end = brace if brace >= 0 else len(text)
+        header = self._header = (self._header or "") + text[at:end]
+        fits = len(header) <= MAX_NAME_CHARS
+        if fits and brace < 0:
             return end
         self._header = None
+        name = header.partition("[CALL_ID]")[0].partition("[ARGS]")[0].strip()
+        if fits and name:
+            self._call = JsonCall.of_arguments(self._writer, name)
+            return end
         self._end_calls(header + text[end:])
         return len(text)
 

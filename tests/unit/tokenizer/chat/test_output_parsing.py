@@ -224,6 +224,13 @@ def test_a_call_with_a_long_name_does_not_depend_on_pieces(name: str, render: Re
         assert parse(parsers, written) == parse(parsers, [written[:700], written[700:]]) == whole, chars
 
 
+@pytest.mark.parametrize("behind", ["{}", "[ARGS]{}", " {} Bye", "[CALL_ID]", ""])
+def test_a_name_longer_than_names_may_be_is_content_whatever_the_pieces(behind: str) -> None:
+    parsers, written = tool_parsers("mistral"), f"[TOOL_CALLS]{'f' * 2000}{behind}"
+    for pieces in ([written], [written[:1500], written[1500:]], written):
+        assert summary(parse(parsers, pieces)) == (written, [])
+
+
 @pytest.mark.parametrize("space", [" \n", "\n\n", "\t", "\n" * 5000])
 def test_white_space_before_a_name_does_not_depend_on_pieces(space: str) -> None:
     for name, marker in (("glm45", "<tool_call>"), ("qwen3_coder", "<tool_call>"), ("minimax_m2", "<invoke name=")):
