@@ -6,6 +6,7 @@ Text that turns out not to be a call becomes content.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from quire_tokenizer.output_parsing.parts import PartWriter
 
 _SEPARATORS = WHITESPACE + "[],;"
+_LIST_END = re.compile(rf"[{WHITESPACE}]*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,9 @@ class JsonToolParser:
                 return
 
     def _between(self, text: str, at: int) -> int:
-        """Skip separators before a call, and begin the call at its brace or its name. Other text is content, and
-        NO_CALL_FOUND is noted if no call has ended since the start marker. Returns the index from which to read on."""
+        """Skip separators before a call, and begin the call at its brace or its name. Other text is content (see
+        `_write_content`), and NO_CALL_FOUND is noted if no call has ended since the start marker. Returns the index
+        from which to read on."""
         start, body = at, self._body or ""
         if self._header is not None:
             return self._in_header(text, at)
@@ -231,7 +234,15 @@ class JsonToolParser:
         self._end_body()
         if body.strip(_SEPARATORS):
             self._writer.note_no_call()
-        self._content.write(body + text)
+        self._write_content(body, text)
+
+    def _write_content(self, body: str, text: str) -> None:
+        """Write `text`, with the start marker or the separators that came before it, as content. Behind a call, white
+        space and the bracket that ends the list of calls are dropped."""
+        text = body + text
+        behind_call = self._content.drops_space and not body.strip(_SEPARATORS)
+        found = _LIST_END.match(text) if behind_call else None
+        self._content.write(text[found.end() :] if found else text)
 
     def _in_header(self, text: str, at: int) -> int:
         """Read a call's name, up to the brace of its arguments. If there is no name, or more than MAX_NAME_CHARS
@@ -258,7 +269,7 @@ class JsonToolParser:
         held, call = self._held, self._call
         if held is None or call is None:
             return False
-        self._content.write(f"{self._body}{call.raw[: self._held_from]}")
+        self._write_content(self._body or "", call.raw[: self._held_from])
         self._held = self._call = None
         self._end_body()
         for text, is_marker in held:
@@ -271,17 +282,17 @@ class JsonToolParser:
         was a bare object. White space and separators alone are dropped, and so is a start marker that neither a call
         nor an end marker follows."""
         self._parse_held()
-        header, call, body = self._header, self._call, self._body
+        header, call, body = self._header, self._call, self._body or ""
         self._header = self._call = None
         if header is not None:
-            text = f"{body}{header}{end_marker}"
+            text = header + end_marker
         elif call is not None and not call.named:
-            text = f"{body}{call.raw}{end_marker}"
-        elif call is None and body is not None and body.strip(_SEPARATORS) and end_marker:
-            text = body + end_marker
+            text = call.raw + end_marker
+        elif call is None and body.strip(_SEPARATORS) and end_marker:
+            text = end_marker
         else:
             return
         # Without a marker, an object that is no call is an answer.
         if self._marked or not self._format.bare:
             self._writer.note_no_call()
-        self._content.write(text)
+        self._write_content(body, text)

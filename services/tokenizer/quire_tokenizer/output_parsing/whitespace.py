@@ -18,6 +18,12 @@ class TrimmedWriter:
         self._held = ""
         self._started = not strip_start
 
+    @property
+    def drops_space(self) -> bool:
+        """Whether no text has come, but for white space, since the last `drop`; with `strip_start`, also since the
+        text's start. Then white space is dropped."""
+        return not self._started
+
     def write(self, text: str) -> None:
         """Append text. White space at its end is held back until other text follows. White space at the text's start is
         dropped if `strip_start` is on; after `drop`, it is dropped in any case."""

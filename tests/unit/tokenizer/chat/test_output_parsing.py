@@ -165,6 +165,21 @@ def test_text_after_a_stray_marker_between_calls_is_content() -> None:
         assert summary(parse(tool_parsers("mistral"), pieces)) == ("[ARGS][", [("find", {})])
 
 
+@pytest.mark.parametrize(
+    ("name", "call", "behind", "content"),
+    [
+        ("mistral", '[TOOL_CALLS][{"name": "find", "arguments": {}}', "] Bye", "Bye"),
+        ("mistral", '[TOOL_CALLS][{"name": "find", "arguments": {}}', "\n]\n[1] says so", "[1] says so"),
+        ("mistral", '[TOOL_CALLS][{"name": "find", "arguments": {}}', "] {x}", "{x}"),
+        ("phi4_mini_json", 'functools[{"name": "find", "arguments": {}}', " ]Bye", "Bye"),
+        ("llama3_json", '{"name": "find", "parameters": {}}', " [1] says so", "[1] says so"),
+    ],
+)
+def test_the_bracket_that_ends_a_list_of_calls_is_not_content(name: str, call: str, behind: str, content: str) -> None:
+    for pieces in ([call, *behind], [call + behind], [call, behind], call + behind):
+        assert summary(parse(tool_parsers(name), pieces)) == (content, [("find", {})])
+
+
 def _as_xml(value: object) -> object:
     """Values that these families can write: strings without their tags, and without a line break at either end."""
     if isinstance(value, str):
