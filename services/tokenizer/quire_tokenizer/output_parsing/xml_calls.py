@@ -266,11 +266,11 @@ class XmlToolParser:
         self._body, self.parse_text = "", self._in_content
 
     def _give_up(self, text: str) -> None:
-        """Write the text of a call without a name, and then `text`, as content. If the text of the call is not empty,
-        NO_CALL_FOUND is added to the writer's failures; white space that came as a piece of its own behind the last
-        call counts as such text. The rest of the answer is content until the next begin marker."""
+        """Write the text of a call without a name, and then `text`, as content. If the text of the call is more than
+        white space behind the last call, NO_CALL_FOUND is added to the writer's failures. The rest of the answer is
+        content until the next begin marker."""
         body, self._body, self._held, self.parse_text = self._body, "", "", self._in_content
-        if body:
+        if body.strip():
             self._writer.note_no_call()
         if body + text:
             self._content.write(body + text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from tests.unit.tokenizer.chat.test_parsed_resume import LIMITS
 from tests.unit.tokenizer.chat.test_parsed_resume import OPTIONS as HERMES
 
 
-def failures(name: str, written: str) -> list[str]:
-    """Return the faults of the calls of an answer that comes character by character."""
-    decoder = tool_parsers(name).wrap(Pieces(written), OPTIONS)
-    for at in range(len(written)):
+def failures(name: str, pieces: Sequence[str]) -> list[str]:
+    """Return the faults of the calls of an answer that comes in these pieces; a text comes character by character."""
+    decoder = tool_parsers(name).wrap(Pieces(pieces), OPTIONS)
+    for at in range(len(pieces)):
         decoder.feed(at)
     decoder.flush()
     return decoder.failures
@@ -64,6 +65,13 @@ def test_an_answer_that_ends_within_a_call_is_one_failure(name: str) -> None:
 )  # fmt: skip
 def test_each_broken_call_has_its_reason(name: str, written: str, expected: list[str]) -> None:
     assert failures(name, written) == expected
+
+
+@pytest.mark.parametrize("behind", ["\nfoo", "\n", "\n</function>"])
+def test_white_space_behind_a_call_is_no_failure_whatever_the_pieces(behind: str) -> None:
+    call = "<tool_call>\n<function=find>\n</function>"
+    for pieces in (call + behind, [call + behind], [call, behind], [call, "\n", behind[1:]]):
+        assert failures("qwen3_coder", pieces) == []
 
 
 def test_ended_answers_and_their_failures_are_counted_by_parser(tmp_path: Path) -> None:
