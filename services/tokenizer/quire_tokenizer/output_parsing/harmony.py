@@ -34,7 +34,7 @@ def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
 class HarmonyParser:
     """Parses messages. The prompt ends with `<|start|>assistant`, so an answer begins with the rest of a header."""
 
-    __slots__ = ("_before", "_calls", "_header", "_reasoned", "_write", "_writer", "thinking")
+    __slots__ = ("_before", "_calls", "_header", "_marked", "_reasoned", "_write", "_writer", "thinking")
 
     def __init__(self, writer: PartWriter, *, calls: bool) -> None:
         """`calls`: whether the request has tools; if not, a message that calls a tool is content."""
@@ -43,7 +43,8 @@ class HarmonyParser:
         self._header = ""
         self._write: Callable[[str], None] | None = None
         self._reasoned = False
-        self._before = True
+        self._before = True  # no message has begun
+        self._marked = False  # the header has a marker, or a start marker stands before it
         self.thinking = False
 
     def parse_text(self, text: str) -> None:
@@ -60,18 +61,16 @@ class HarmonyParser:
             self._begin()
         elif self._write is None and marker not in ENDS and marker != START:
             self._header += marker
+            self._marked = True
         elif marker in ENDS or marker == START:
             self._end_message()
+            self._marked = marker == START
         else:
             self.parse_text(marker)
 
     def end(self) -> None:
-        """End the answer. A header without a message is dropped (see `_end_message`); but if the answer has no message
-        at all, a header that is still open is content. A header that an end marker has closed is lost in any case."""
-        header, before = self._header, self._before
+        """End the answer, and its message or header (see `_end_message`)."""
         self._end_message()
-        if before and header:
-            self._writer.write_content(header)
 
     def _begin(self) -> None:
         """Begin the message that the header describes: a tool call if it names a recipient and calls are wanted,
@@ -92,8 +91,11 @@ class HarmonyParser:
             self._write = self._writer.write_content
 
     def _end_message(self) -> None:
-        """End the message, or drop the header. If calls are wanted, a header of a call that has no message adds
-        NO_CALL_FOUND to the writer's failures."""
+        """End the message or the header. A header without a message is content if it has no marker, no start marker
+        stands before it and no message has begun; any other is dropped. If calls are wanted, a header of a call that
+        has no message adds NO_CALL_FOUND to the writer's failures."""
         if self._calls and _RECIPIENT.search(self._header):
             self._writer.note_no_call()
+        if self._before and not self._marked:
+            self._writer.write_content(self._header)
         self._write, self._header, self.thinking = None, "", False

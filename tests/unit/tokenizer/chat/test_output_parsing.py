@@ -365,6 +365,26 @@ def test_harmony_has_reasoning_text_and_calls_in_channels() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "content"),
+    [
+        ("Hello<|end|>", "Hello"),
+        ("Hello<|return|>", "Hello"),
+        ("Hello<|start|>assistant<|channel|>final", "Hello"),
+        ("Hello<|end|><|start|>assistant<|channel|>final<|message|>, you", "Hello, you"),
+        ("Hello", "Hello"),
+        ("<|channel|>analysis", ""),
+        ("<|channel|>analysis<|end|>", ""),
+        ("<|channel|>final<|message|>Hello<|end|> you<|end|>", "Hello"),
+        ("<|start|>assistant", ""),
+        (" to=functions.find<|channel|>commentary <|constrain|>json", ""),
+    ],
+)
+def test_text_without_a_header_is_content_in_harmony_and_a_header_is_not(written: str, content: str) -> None:
+    for pieces in (written, [written]):
+        assert summary(parse(tool_parsers("openai"), pieces)) == (content, [])
+
+
+@pytest.mark.parametrize(
     ("tool_parser", "reasoning_parser", "calls", "reasoning"),
     [
         ("openai", "", True, True),
