@@ -116,8 +116,9 @@ def _forget_held_text(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TextMarkers, "held", lambda self, text: 0)
 
 
-def _lose_held_text_before_a_marker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MarkerFinder, "_release", lambda self: setattr(self, "_held", ""))
+def _lose_held_text(patch: pytest.MonkeyPatch) -> None:
+    take_held = MarkerFinder._take_held
+    patch.setattr(MarkerFinder, "_take_held", lambda self: take_held(self)[:0])
 
 
 def _forget_an_escape_between_pieces(patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def _send_one_character_twice(patch: pytest.MonkeyPatch) -> None:
     [
         ("hermes", _forget_held_text),
         ("deepseek_v31", _forget_held_text),
-        ("granite", _lose_held_text_before_a_marker),
+        ("granite", _lose_held_text),
         ("hermes", _forget_an_escape_between_pieces),
         ("glm45", _forget_white_space_between_pieces),
         ("minimax_m2", _forget_the_end_of_a_name),

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of
+from quire_tokenizer.output_parsing.marker_finder import begins_one
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def write_calls(writer: GrammarWriter, wanted: WantedCalls) -> CallGrammar:
 class HarmonyParser:
     """Parses messages. The prompt ends with `<|start|>assistant`, so an answer begins with the rest of a header."""
 
-    __slots__ = ("_before", "_calls", "_header", "_marked", "_reasoned", "_write", "_writer", "thinking")
+    __slots__ = ("_before", "_calls", "_header", "_in_call", "_marked", "_reasoned", "_write", "_writer", "thinking")
 
     def __init__(self, writer: PartWriter, *, calls: bool) -> None:
         """`calls`: whether the request has tools; if not, a message that calls a tool is content."""
@@ -42,7 +43,7 @@ class HarmonyParser:
         self._calls = calls
         self._header = ""
         self._write: Callable[[str], None] | None = None
-        self._reasoned = False
+        self._reasoned = self._in_call = False
         self._before = True  # no message has begun
         self._marked = False  # the header has a marker, or a start marker stands before it
         self.thinking = False
@@ -68,8 +69,11 @@ class HarmonyParser:
         else:
             self.parse_text(marker)
 
-    def end(self) -> None:
-        """End the answer, and its message or header (see `_end_message`)."""
+    def end(self, cut: str = "") -> None:
+        """End the answer, and its message or header (see `_end_message`). The beginning of a marker is dropped in a
+        header that is no content, and in arguments if the marker ends them; elsewhere it is text."""
+        if cut and not (self._in_call and begins_one(cut, ENDS | {START})):
+            self.parse_text(cut)
         self._end_message()
 
     def _begin(self) -> None:
@@ -79,6 +83,7 @@ class HarmonyParser:
         channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
         self._header, self._before = "", False
         if recipient is not None and self._calls:
+            self._in_call = True
             self._writer.write_call(recipient[1])
             self._write = TrimmedWriter(self._writer.write_arguments).write
         elif channel is not None and channel[1] == "analysis":
@@ -98,4 +103,4 @@ class HarmonyParser:
             self._writer.note_no_call()
         if self._before and not self._marked:
             self._writer.write_content(self._header)
-        self._write, self._header, self.thinking = None, "", False
+        self._write, self._header, self.thinking, self._in_call = None, "", False, False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of
 from quire_tokenizer.output_parsing.json_objects import JsonCall
 from quire_tokenizer.output_parsing.json_values import WHITESPACE
+from quire_tokenizer.output_parsing.marker_finder import begins_one
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
 
@@ -139,9 +140,23 @@ class JsonToolParser:
         else:
             self._content.write(marker)
 
-    def end(self) -> None:
+    def end(self, cut: str = "") -> None:
+        """End the answer, and the call in progress (see `_give_up`). The beginning of a start or end marker is dropped
+        where `_expects_marker`."""
+        if cut and not (self._expects_marker and begins_one(cut, self._format.begins | self._format.ends)):
+            self.parse_text(cut)
         self._give_up()
         self._content.release()
+
+    @property
+    def _expects_marker(self) -> bool:
+        """Whether the next text may well be a start or end marker: only separators have come since a call or its
+        marker, or a call that has its name is not within a string."""
+        if self._body is None:
+            return self._content.drops_space
+        if self._call is None:
+            return self._header is None
+        return self._call.named and not self._call.in_string
 
     def _at_start(self, text: str) -> None:
         """Parse the first text of an answer that may be only a call, without a marker. A brace begins the call; other

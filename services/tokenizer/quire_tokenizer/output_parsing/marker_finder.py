@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from quire_tokenizer.output_parsing.parts import OutputParser
 
@@ -76,19 +76,25 @@ class MarkerFinder:
             self._parser.parse_text(text[:end])
 
     def parse_marker(self, marker: str) -> None:
-        """Pass on a marker that is a token."""
-        self._release()
-        self._parser.parse_marker(marker)
-
-    def end(self) -> None:
-        self._release()
-        self._parser.end()
-
-    def _release(self) -> None:
-        """Pass the text that was held back on to the parser."""
-        held, self._held = self._held, ""
+        """Pass on a marker that is a token. Text before it that was held back is no marker."""
+        held = self._take_held()
         if held:
             self._parser.parse_text(held)
+        self._parser.parse_marker(marker)
+
+    def end(self, cut: str = "") -> None:
+        """End the answer. The text that is held back is the beginning of a marker that was cut off."""
+        self._parser.end(self._take_held() + cut)
+
+    def _take_held(self) -> str:
+        """Return the text that was held back, and hold it no longer."""
+        held, self._held = self._held, ""
+        return held
+
+
+def begins_one(text: str, markers: Iterable[str]) -> bool:
+    """Whether a marker begins with the text."""
+    return any(marker.startswith(text) for marker in markers)
 
 
 def _beginning_of(marker: str) -> str:

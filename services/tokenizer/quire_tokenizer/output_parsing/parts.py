@@ -51,8 +51,10 @@ class OutputParser(Protocol):
     def parse_marker(self, marker: str) -> None:
         """Parse a marker."""
 
-    def end(self) -> None:
-        """End the answer: write the text that was held back."""
+    def end(self, cut: str = "") -> None:
+        """End the answer: write the text that was held back. `cut`: text at the answer's end that begins a marker, but
+        is not a whole one. It is dropped where the parser expects such a marker, as behind a call; anywhere else, it is
+        text."""
 
 
 class PartWriter:

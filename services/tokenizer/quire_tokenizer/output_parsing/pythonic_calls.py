@@ -67,9 +67,12 @@ class PythonicToolParser:
         if self.parse_text != self._in_calls or self._state != self._in_start or self._text.strip():
             self.parse_text(marker)
 
-    def end(self) -> None:
-        """End the answer. The text of an unfinished call, with NO_CALL_FOUND in the writer's failures, or of an
-        unfinished list that has no call yet becomes content. White space that was held back is written."""
+    def end(self, cut: str = "") -> None:
+        """End the answer. The beginning of a marker is text. The text of an unfinished call, with NO_CALL_FOUND in the
+        writer's failures, or of an unfinished list that has no call yet becomes content. White space that was held back
+        is written."""
+        if cut:
+            self.parse_text(cut)
         if self.parse_text == self._in_calls:
             self._give_up()
         self._content.release()

@@ -41,8 +41,8 @@ class PlainContent:
     def parse_marker(self, marker: str) -> None:
         self._writer.write_content(marker)
 
-    def end(self) -> None:
-        pass
+    def end(self, cut: str = "") -> None:
+        self._writer.write_content(cut)
 
 
 class ReasoningParser:
@@ -94,9 +94,13 @@ class ReasoningParser:
             self._trims = False
             self._inner.parse_marker(marker)
 
-    def end(self) -> None:
+    def end(self, cut: str = "") -> None:
+        """End the answer. Within reasoning, a marker that is cut off is reasoning; else the inner parser gets it."""
+        if self.thinking:
+            self._reasoning.write(cut)
+            cut = ""
         self._reasoning.drop()
-        self._inner.end()
+        self._inner.end(cut)
 
     def _marker_while_thinking(self, marker: str) -> None:
         """End reasoning at an end marker, and drop the white space before it; an implied end marker goes to the inner

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of
+from quire_tokenizer.output_parsing.marker_finder import begins_one
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
 
@@ -111,8 +112,16 @@ class SpecialTokenToolParser:
         else:
             self.parse_text(marker)
 
-    def end(self) -> None:
-        """End the answer: end a call in progress, and write the white space that was held back."""
+    def end(self, cut: str = "") -> None:
+        """End the answer: end a call in progress, and write the white space that was held back. The beginning of a
+        marker is dropped between calls, and in arguments if the marker ends them; elsewhere it is text."""
+        call_format, state, markers = self._format, self.parse_text, frozenset[str]()
+        if state == self._in_arguments:
+            markers = frozenset({call_format.call_begin, call_format.call_end, call_format.section_end})
+        elif state == self._in_section or (state == self._in_content and self._content.drops_space):
+            markers = call_format.markers
+        if cut and not begins_one(cut, markers):
+            self.parse_text(cut)
         self._end_call()
         self._content.release()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire_tokenizer.output_parsing.call_grammar import CallGrammar, any_of, list_of, part_of
 from quire_tokenizer.output_parsing.json_values import ENCODER
+from quire_tokenizer.output_parsing.marker_finder import begins_one
 from quire_tokenizer.output_parsing.parts import MAX_NAME_CHARS
 from quire_tokenizer.output_parsing.schemas import ToolSchemas
 from quire_tokenizer.output_parsing.whitespace import TrimmedWriter
@@ -153,8 +154,15 @@ class XmlToolParser:
         elif state == self._in_content:
             self._content.write(marker)
 
-    def end(self) -> None:
-        """End the answer. The arguments of an unfinished call stay incomplete. A call without a name is content."""
+    def end(self, cut: str = "") -> None:
+        """End the answer. The beginning of a marker is dropped behind a call; elsewhere it is text. The arguments of an
+        unfinished call stay incomplete. A call without a name is content."""
+        if self.parse_text == self._in_content:
+            behind_call = self._content.drops_space
+        else:
+            behind_call = self.parse_text == self._between and not self._name and not self._body.strip()
+        if cut and not (behind_call and begins_one(cut, self._format.markers)):
+            self.parse_text(cut)
         if self.parse_text != self._in_content and not self._name and self._body:
             self._give_up("")
         self._content.release()
