@@ -77,13 +77,14 @@ def test_streams_served_together_equal_transformers(tmp_path: Path) -> None:
     """Through scheduler and engine: prompts in chunks, and sequences that lose their pages and come back."""
     folder = write_transformers_model("gpt-oss", tmp_path)
     model, drawn = load(folder, "auto"), np.random.default_rng(7)
-    prompts = [drawn.integers(3, 131, int(length)).astype(np.int32) for length in drawn.integers(3, 120, 12)]
-    pages = sum(-(-(len(each) + 40) // PAGE_SIZE) for each in prompts)
+    prompts = [drawn.integers(3, 131, int(length)).astype(np.int32) for length in drawn.integers(3, 60, 12)]
+    # Answers are longer than prompts, so that growth takes pages back however long the steps last.
+    pages = sum(-(-(len(each) + 100) // PAGE_SIZE) for each in prompts)
     local = LocalEngine(
         model, max_num_seqs=12, num_pages=pages // 2, max_num_batched_tokens=64, long_prefill_token_threshold=48
     )
     for handle, each in enumerate(prompts):
-        local.submit(handle, Sequence(each, Stop(max_tokens=40, ignore_eos=True)))
+        local.submit(handle, Sequence(each, Stop(max_tokens=100, ignore_eos=True)))
     served = local.run()
     local.check_quiet()
     assert local.scheduler.stats.preemptions > 0, "the pages sufficed: the test proves nothing"
