@@ -309,6 +309,24 @@ def test_a_thread_that_fails_says_so_and_leaves_nobody_waiting() -> None:
     assert epoch.run == 1
 
 
+def test_session_is_closed_if_the_run_that_it_replaces_cannot_end() -> None:
+    bench = LoopBench()
+
+    def broken() -> Epoch:
+        raise RuntimeError("a device that hangs")
+
+    _, _, frames = bench.attach()
+    bench.engine.begin_run = broken  # type: ignore[method-assign]  # as with a device that hangs
+    newer = bench.loop.attach()
+    with pytest.raises(FailedPrecondition, match="SCHEDULER_REPLACED"):
+        list(frames)
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        list(newer.frames())
+    assert [error.code for error in bench.fatal] == ["INTERNAL"]
+    bench.loop.close()
+    bench.device.close()
+
+
 def test_session_that_came_before_the_start_is_closed_if_the_start_fails() -> None:
     bench = LoopBench(starts=False)
     session = bench.loop.attach()

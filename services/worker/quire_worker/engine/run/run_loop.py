@@ -227,9 +227,11 @@ class RunLoop:
         elif isinstance(item, _Drain):
             self._engine.drain()
         elif isinstance(item, _Attach) and not item.session.is_over:
-            if self._session is not None:
-                self._abort_session(_replaced())
-            self._session = item.session
+            former, self._session = self._session, item.session  # so that a failure to begin a run closes it
+            if former is not None:
+                error = _replaced()
+                former.close(error)
+                self._begin_run(error.code)
             item.session.outgoing.put(self._hello(self._engine.epoch))
             log.info("scheduler attached", run=self._engine.epoch.run)
         elif isinstance(item, _Detach) and item.session is self._session:
@@ -246,13 +248,17 @@ class RunLoop:
             self._abort_session(as_quire_error(error))
 
     def _abort_session(self, error: QuireError | None) -> None:
-        """Close the present session, with the error if there is one, and begin another run of the engine, which waits
-        for running steps and clears its slots. The worker then counts as vacant. Raises the errors of
-        `Engine.begin_run`."""
+        """Close the present session, with the error if there is one, and begin another run of the engine. Raises the
+        errors of `Engine.begin_run`."""
         self._end_session(error)
+        self._begin_run(error.code if error else "")
+
+    def _begin_run(self, code: str) -> None:
+        """Begin another run of the engine, which waits for running steps and clears its slots, and log the `code` with
+        which the former session ended. The worker then counts as vacant. Raises the errors of `Engine.begin_run`."""
         epoch = self._engine.begin_run()
         self._vacant.set()
-        log.info("scheduler detached", run=epoch.run, code=error.code if error else "")
+        log.info("scheduler detached", run=epoch.run, code=code)
 
     def _end_session(self, error: QuireError | None) -> None:
         """Close the present session, if there is one; the engine's run goes on."""
