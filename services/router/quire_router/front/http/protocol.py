@@ -21,7 +21,8 @@ HEAD_TIMEOUT_S = 30.0
 
 class BoundedProtocol(HttpToolsProtocol):
     """A connection of uvicorn. If it sends no complete head within the bounds of time and size, it is answered 400 and
-    closed. A connection beyond `max_connections` is closed at once."""
+    closed; while the answer to an earlier request is under way, that answer becomes the last one instead. A connection
+    beyond `max_connections` is closed at once."""
 
     max_connections = 0
     """0 is without limit."""
@@ -82,6 +83,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 with the text `msg`, and close the connection. But if an answer is under way to a request that has
+        come completely, write nothing into it: that answer becomes the last one, and no more is read."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            super().send_400_response(msg)
+            return
+        cycle.keep_alive = False
+        self.flow.pause_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the head's timer."""
         self._end_head()
@@ -102,8 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, cause: str, reason: str) -> None:
-        """Count the refusal under `cause`, and answer 400 with the text `reason`, which closes the connection. Does
-        nothing if the connection is closing already."""
+        """Count the refusal under `cause`, and call `send_400_response` with the text `reason`. Does nothing if the
+        connection is closing already."""
         if not self.transport.is_closing():
             metrics.http_refused.labels(cause).inc()
             self.send_400_response(reason)
