@@ -201,9 +201,9 @@ If Quire refuses the `config.json` of an OLMo 3 model because of its RoPE, give 
 `rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
-the factors by the present length of the sequence. The worker chooses the factors once, so that cached pages remain
-valid as the sequence grows. If `--max-model-len` is above `original_max_position_embeddings`, the worker uses the
-factors for long sequences.
+the factors by the present length of the sequence. The worker chooses the factors once, for all sequences, so that
+cached pages remain valid as a sequence grows. If `--max-model-len` is above `original_max_position_embeddings`, the
+worker uses the factors for long sequences. Otherwise it uses the factors for short sequences.
 """
 
 
