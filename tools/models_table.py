@@ -196,9 +196,9 @@ mean. Quire refuses an old file if one of these is true:
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
 
-If Quire refuses the `config.json` of an OLMo 3 model because of its RoPE, give one RoPE for each type of layer with
-`--hf-overrides`: set `rope_parameters` with `full_attention` and `sliding_attention`, and set `rope_scaling` and
-`rope_theta` to null.
+If Quire refuses the `config.json` of an OLMo 3 model because of its RoPE, give each type of layer its own RoPE with
+`--hf-overrides`. In `rope_parameters`, give one RoPE under `full_attention` and one under `sliding_attention`. Set
+`rope_scaling` and `rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
 the factors by the present length of the sequence. The worker chooses the factors once, for all sequences, so that
