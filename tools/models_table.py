@@ -77,9 +77,9 @@ llama.cpp's converter changes some models:
   of a head instead. For the 27B models, Quire uses the hidden size divided by the number of heads.
 
 In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have their rows in another
-order. So a test converts models in the same way as llama.cpp's converter. The test compares Quire's logits and greedy
-tokens from the GGUF file with those of transformers. The column *GGUF test* of the table of architectures says what is
-compared:
+order. A test checks that Quire reads the files correctly. The test converts models in the same way as llama.cpp's
+converter. It compares Quire's logits and greedy tokens from the GGUF file with those of transformers. The column *GGUF
+test* of the table of architectures says what is compared:
 
 | GGUF test | comparison |
 |---|---|
