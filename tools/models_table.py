@@ -95,9 +95,10 @@ other program has confirmed Quire's results for these models.
 _TRANSFORMERS_BACKEND = """## Other architectures
 
 The *Transformers backend* runs models without an entry in the table of [architectures](#architectures). It also runs
-AFMoE models with experts. In this backend, the Python package transformers computes the layers, and Quire's kernels
-compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
-Quire refuses Qwen3-Next models with linear attention.
+AFMoE models with experts, because Quire's own code for AFMoE supports no experts. In this backend, the Python package
+transformers computes the layers, and Quire's kernels compute attention over KV pages. Prefix caching, chunked prefill,
+KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models with linear attention, because
+neither this backend nor Quire's own code supports linear attention.
 
 The backend needs the package transformers, which the container images of workers contain:
 
