@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the last --lines lines (0: none) of the services' logs together, merged by time (lines without a time
     first): those of one service or member if it is named, else of all and the supervisor. With --follow, print new
-    lines as they come, until Ctrl-C. Raises InvalidArgument for an unknown service. The logs of a stack that has ended
-    are read too; without any, nothing is printed. Returns exit code 0."""
+    lines as they come, until Ctrl-C, which passes on as KeyboardInterrupt. Raises InvalidArgument for an unknown
+    service. The logs of a stack that has ended are read too; without any, nothing is printed. Returns exit code 0."""
     from quire.errors import InvalidArgument
     from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory

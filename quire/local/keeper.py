@@ -34,9 +34,9 @@ class RestartPolicy:
         the last process served requests; None if it never did. Call this once for each end of a process, since it
         counts them.
 
-        After five such processes in a row, the member is given up. Exit code 0 after serving means no delay. Other
-        delays double from `first_s` to 10 s, times a random number from 0.5 to 1. They begin anew after a process that
-        served for 10 s and did not end in order.
+        After five processes in a row that never served, the member is given up. Exit code 0 after serving means no
+        delay. Other delays double from `first_s` to 10 s, times a random number from 0.5 to 1. They begin anew after a
+        process that served for 10 s and did not end in order.
         """
         if served_s is None:
             self._failed_starts += 1

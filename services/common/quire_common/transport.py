@@ -98,8 +98,8 @@ def server_credentials(files: TlsFiles, what: str = "TLS") -> grpc.ServerCredent
     used = 0
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration with the files' present content if they have changed since the last call, else None.
-        gRPC calls this before each handshake."""
+        """Return the configuration with the newest content that could be loaded, if there is a newer one than at the
+        last call, else None. gRPC calls this before each handshake."""
         nonlocal used
         generation = watched.generation
         if generation == used:

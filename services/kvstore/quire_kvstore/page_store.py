@@ -102,12 +102,12 @@ class PageStore:
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
     ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Pin the longest prefix of the run that is here, waiting up to `wait_s` (None: as configured) for pages of
-        lower tiers. With a wait of 0, or if `max_prefetches` lookups wait already, only RAM is asked. Returns its
-        length in pages and the lease that holds it (None if nothing was found). `lease_ms`: the lease's life; 0 is the
-        default, and the configuration has a maximum. Without `pin`, only count the leading pages that RAM or a local
-        tier holds: no lease, no wait, no count of hits. While the store drains, nothing is found. Leases that have
-        expired are ended first. Raises TooLarge for more than `max_keys` pages, InvalidArgument for malformed keys and,
-        after the wait, Overloaded if there are too many leases."""
+        lower tiers. With a wait of 0, or if `max_prefetches` lookups wait already, only RAM is asked. Returns the
+        prefix's length in pages and the lease that holds it (None if nothing was found). `lease_ms`: the lease's life;
+        0 is the default, and the configuration has a maximum. Without `pin`, only count the leading pages that RAM or a
+        local tier holds: no lease, no wait, no count of hits. While the store drains, nothing is found. Leases that
+        have expired are ended first. Raises TooLarge for more than `max_keys` pages, InvalidArgument for malformed keys
+        and, after the wait, Overloaded if there are too many leases."""
         keys = self._keys(run)
         if wait_s is None:
             wait_s = self._config.prefetch_ms / 1000

@@ -84,7 +84,8 @@ class KvstoreService:
         self.store.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Stop the sweeper, end data connections, close the tiers and give the memory back."""
+        """Stop the sweeper, end data connections, close the tiers and give the memory back. The memory stays if a tier
+        or the writer of a page hangs (see PageStore.close)."""
         self._stopping.set()
         if self._sweeper.is_alive():
             self._sweeper.join()

@@ -65,8 +65,8 @@ class TierManager:
 
     def end_prefetch(self, prefetch: Prefetch) -> list[RamPage]:
         """End a lookup. Returns the pages of its complete prefix, which stay pinned; pages beyond a gap are unpinned.
-        Each returned page counts one more hit, and every tier marks it as used. A page that now has exactly `write_at`
-        hits is offered to that tier for writing."""
+        Each returned page counts one more hit, and every tier is told of its use (Redis ignores that). A page that now
+        has exactly `write_at` hits is offered to that tier for writing, unless it is a local tier that has the page."""
         pages, beyond = prefetch.close()
         self._ram.unpin(beyond)
         for page in pages:

@@ -240,7 +240,8 @@ class DiskFiles:
 
     def _with_fallback(self, act: Callable[[], T]) -> T:
         """Run `act`, which transfers straight from or to the caller's memory, and return its result. If the disk
-        refuses that (EINVAL), turn direct transfers off for good and run `act` once more, through aligned memory."""
+        refuses that (EINVAL), run `act` once more; it then copies the whole page through aligned memory, and so does
+        every later read and write. This leaves O_DIRECT as it is."""
         zero_copy = self._zero_copy_works
         try:
             return act()

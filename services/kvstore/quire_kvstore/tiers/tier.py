@@ -142,10 +142,10 @@ class Tier:
         return jobs[room:]
 
     def offer_pages(self, keys: Sequence[PageKey]) -> None:
-        """Queue the pages of a run to be written, in this order, which begins with the head of the prefix. They are
-        written if they are still in RAM when their turn comes. Each has a stamp 1 ns before that of the page ahead of
-        it, so that the head counts as used last. Pages for which the queue has no room, after `close` all of them, are
-        dropped and counted."""
+        """Queue the pages of a run to be written, in this order, which begins with the head of the prefix. When their
+        turn comes, the backend gets those that are still in RAM, and may refuse them (see `_write`). Each has a stamp
+        1 ns before that of the page ahead of it, so that the head counts as used last. Pages for which the queue has
+        no room, after `close` all of them, are dropped and counted."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
