@@ -184,9 +184,9 @@ class PutManager:
         return len(intact)
 
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
-        """Raise AssertionError unless pending pages and bytes are those of these puts and within the bound, and no page
-        of a put is both intact and being written. Returns the memory of these puts and of ended puts that are still
-        being written, as sizes by offset. Called with the lock held."""
+        """Raise AssertionError unless pending pages and bytes are those of these puts and within the bound, and in each
+        put only pages that have memory are intact or being written, and none is both. Returns the memory of these puts
+        and of ended puts that are still being written, as sizes by offset. Called with the lock held."""
         require(
             self._pending == {key for put in puts for key in put.wanted_keys()},
             "pending pages are not those of the puts",

@@ -194,9 +194,9 @@ class RamTier:
 
     def check_integrity(self, pins: dict[RamPage, int], reserved: dict[int, int]) -> None:
         """Raise AssertionError unless each page has the pins that the leases hold (`pins`), exactly the unpinned pages
-        are evictable (also while they are being copied), and each dropped page still in memory has a pin or a reader.
-        All used memory must belong to one page or be reserved by others (`reserved`: offset -> size), and the byte
-        counts must be right."""
+        are evictable (also while they are being copied), exactly the visible pages with a reader are listed as being
+        read, and each dropped page still in memory has a pin or a reader. All used memory must belong to one page or be
+        reserved by others (`reserved`: offset -> size), and the byte counts must be right."""
         self._arena.check_integrity()
         alive = set(self._pages.values())
         evictable = list(self._policy)

@@ -40,7 +40,8 @@ class RedisConnection:
     which may take up to twice as long (see `_receive_into`)."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
-        """Connect and log in; raises RedisConnectionLost if Redis cannot be reached or refuses the login."""
+        """Connect, log in, select the database and ping (see `_handshake`). Raises RedisConnectionLost if Redis cannot
+        be reached or refuses any of this, as it does while it loads its data."""
         try:
             self._socket = address.connect(timeout_s)
         except OSError as error:

@@ -212,7 +212,7 @@ class Tier:
         """Read a batch from the backend and check each page: intact pages go to `on_page_read`, and their bytes are
         counted; the others go to `on_page_missed`. Damaged pages are removed from the backend. A job that gets no
         buffer has ended and is not answered. Jobs that the backend leaves unanswered are missed. If the backend raises,
-        that is logged and counted."""
+        or a callback that it calls, that is logged and counted."""
         open_jobs = set(batch)
 
         def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
