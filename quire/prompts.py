@@ -37,7 +37,8 @@ _FIELDS = ("prompt", "prompt_token_ids", _SALT)
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
     """Return the prompt in one of three forms: text, a list of token ids, or a ChatPrompt. A mapping counts as its
     `prompt_token_ids` if it has this key, even with None, or else its `prompt`. Raises InvalidArgument for an empty
-    text or list, unknown fields of a mapping (unless they are None), or any other type."""
+    text or list, a list with other items than integers, unknown fields of a mapping (unless they are None), or any
+    other type. Bytes are taken for a list of ids."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidArgument(

@@ -72,8 +72,8 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data of an answer as they arrive: the head, then a body with or without chunks. All events that
-        arrive together get the same time. Malformed HTTP, or a malformed usage, fails the request and closes the
-        connection."""
+        arrive together get the same time. Malformed HTTP, or a usage that is no JSON, fails the request and closes the
+        connection. A usage without its two counts only ends the connection (see `connection_lost`)."""
         now_s = perf_counter()
         try:
             if self._in_head:

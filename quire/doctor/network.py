@@ -73,9 +73,9 @@ def check_redis(address: str) -> Finding:
 
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
-    """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the answer's
-    bytes up to the version, those from an error on if that comes first, or all that came before the connection ended.
-    Raises OSError, also after 3 s without an answer."""
+    """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the bytes
+    that came until `redis_version:` was among them, and not always the whole version; those from an error on if that
+    comes first; or all that came before the connection ended. Raises OSError, also after 3 s without an answer."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)

@@ -2,9 +2,9 @@
 memory.
 
 Reads and writes have threads of their own. A write waits while reads are under way, but only for a bounded time. Both
-queues are bounded: a page that finds no room is dropped, which for a read is a miss. Every page is checked when it is
-read. It is not checked when it is written, since the store checked it on arrival; later damage is found at the next
-read. If there are keys, a page gets its MAC when it is written.
+queues are bounded: a page that finds no room is dropped; a dropped read goes back to the caller, which may ask the next
+tier. Every page is checked when it is read. It is not checked when it is written, since the store checked it on
+arrival; later damage is found at the next read. If there are keys, a page gets its MAC when it is written.
 """
 
 from __future__ import annotations
