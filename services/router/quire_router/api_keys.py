@@ -123,8 +123,8 @@ def load_api_keys(
     are loaded again and replace the old ones; if that fails, the failure is logged and the old ones stay. Keys without
     limits of their own get `default_limits`.
 
-    Raises ConfigError for a file that cannot be read, is malformed or has no key or too many, and any error that
-    `check` raises for the loaded keys. `check` also runs at each later load, in the thread that watches files; its
+    Raises ConfigError for a file that cannot be read, is malformed, or has no key or, in YAML, too many, and any error
+    that `check` raises for the loaded keys. `check` also runs at each later load, in the thread that watches files; its
     error is then a failure as above.
     """
     limits, inline = default_limits or KeyLimits(), tuple(inline)

@@ -216,9 +216,10 @@ class RouterService:
         )
 
     async def start(self) -> None:
-        """Open HTTP and the admin port, start the other HTTP processes, follow discovery, and return when both a
-        scheduler and a tokenizer are ready. If there are several HTTP processes, all but the first open HTTP only then.
-        Raises ConfigError for TLS files that cannot be used, and for a configuration that `_check_peers` refuses."""
+        """Open HTTP and the admin port, start the other HTTP processes, follow discovery, and return when a scheduler
+        and a tokenizer are ready and admission is not paused. If there are several HTTP processes, all but the first
+        open HTTP only then. Raises ConfigError for TLS files that cannot be used, and for a configuration that
+        `_check_peers` refuses."""
         if not self._config.http_worker:
             await self._open_http()
         await self.admin.start()

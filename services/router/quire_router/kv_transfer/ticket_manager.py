@@ -114,8 +114,8 @@ class TicketManager:
         return "used"
 
     async def _ticket(self, engine: TicketSource, transfer_id: bytes) -> Ticket:
-        """Fetch the ticket from the engine. Raises InvalidArgument if the ticket belongs to another transfer, and
-        grpc.RpcError if the call fails."""
+        """Fetch the ticket from the engine. Raises InvalidArgument if the ticket cannot be read or belongs to another
+        transfer, and grpc.RpcError if the call fails."""
         ticket = await engine.ticket(transfer_id, self._timeout_s)
         if ticket.transfer_id != transfer_id:
             raise InvalidArgument("OTHER_TICKET", "The ticket belongs to another transfer.", "Report it.")

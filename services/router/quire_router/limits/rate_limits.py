@@ -117,7 +117,8 @@ class RateLimits:
 
     def _buckets(self, principal: Principal) -> TenantBuckets:
         """Return the tenant's local buckets, with the limits of this key. At the tenant's first request, make them
-        full. If the key file has changed the limits, the buckets keep their levels."""
+        full. If the key file has changed the limits, the buckets keep their levels, but at most the new allowance of a
+        minute (see `Bucket.resize`)."""
         limits = principal.limits
         known, buckets = self._tenants.get(principal.tenant, (None, None))
         if buckets is not None and known == limits:

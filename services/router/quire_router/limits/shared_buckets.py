@@ -80,7 +80,7 @@ class SharedBuckets:
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
         """Take one request in Redis if each limited bucket has at least 1. Returns whether it was taken, and the levels
         after that. A bucket that Redis lacks begins at its level in `known`. Raises one of FAILURES if Redis does not
-        answer."""
+        answer or refuses."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
     async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:

@@ -56,7 +56,8 @@ class PlacementService:
             self._watchers.update(service, endpoints)
 
     def held_pages(self) -> list[HeldPages]:
-        """Return the number of pages of each scheduler and kvstore that has reported pages."""
+        """Return the number of pages of each scheduler and kvstore of which a whole snapshot has come, also if it has
+        none."""
         return [HeldPages(*holder, self.directory.pages_of(number)) for holder, number in self._holders.items()]
 
     async def run(self) -> None:

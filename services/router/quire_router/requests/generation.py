@@ -274,9 +274,9 @@ class Generation:
         return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
     def _record_end(self) -> None:
-        """Record the number of attempts of each sequence. Unless the generation is a part of a larger request, record
-        the request's metrics, and count an error that ended the job because of load. With tracing, describe the result
-        in the trace span, and end the span."""
+        """Record the number of attempts of each sequence, lost reservations included. Unless the generation is a part
+        of a larger request, record the request's metrics, and count an error that ended the job because of load. With
+        tracing, describe the result in the trace span, and end the span."""
         for sequence in self.sequences:
             metrics.attempts.observe(sequence.attempt + 1)
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()

@@ -42,8 +42,8 @@ WAITING, QUEUED, PREFILL, DECODING, FINISHING, ENDED = STATES = (
 class LiveRequest:
     """A request at one moment. `number` identifies it in this process. Times are in milliseconds since the request's
     arrival; `first_token_ms` is 0 until there is a token. `attempts` is the largest number of attempts that one of its
-    sequences had. `runs` are the runs of the first sequence, and `hops` are the bars of the time line, for all
-    sequences together."""
+    sequences had, lost reservations included. `runs` are the runs of the first sequence, and `hops` are the bars of the
+    time line, for all sequences together."""
 
     number: int
     request_id: str
@@ -80,8 +80,8 @@ class InstanceSums:
 
 
 class LiveGenerations:
-    """The requests of this process; all methods run in the event loop. `sums` has the sums of ended requests, by
-    replica."""
+    """The requests of this process; all methods run in the event loop. Each step of a beam search counts as a request.
+    `sums` has the sums of ended requests, by replica."""
 
     def __init__(self) -> None:
         self.sums: dict[str, InstanceSums] = {}

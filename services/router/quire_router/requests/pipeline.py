@@ -109,9 +109,9 @@ class Pipeline:
     ) -> Generation:
         """Start a job: find its model, take its places, tokenize its prompts, submit its sequences. A job takes one
         place per sequence, of the limits of the caller's key and of this router. The caller must close the generation,
-        which gives the places back; if a step fails, they are given back at once, but the prompts' tokens stay charged
-        (see `charged`). Raises QuireError if a step fails, such as DeadlineExceeded at the caller's timeout. The
-        generation raises later errors when its deltas are read.
+        which gives the places back; if a step fails, they are given back at once, but the prompts' tokens stay charged,
+        unless no tokenizer was available (see `charged`). Raises QuireError if a step fails, such as DeadlineExceeded
+        at the caller's timeout. The generation raises later errors when its deltas are read.
 
         `arrived_ns` is the request's arrival, from `time.monotonic_ns()`. `admitted`: the job is a part of a larger
         request, such as a beam search. The caller has taken the places of this request already, charges its tokens, and

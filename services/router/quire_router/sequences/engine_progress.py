@@ -147,6 +147,7 @@ class EngineProgress:
             self.finish = LENGTH
 
     def _set_cached(self, cached_tokens: int) -> None:
-        """Keep the number of cached prompt tokens, unless this attempt began with tokens of an earlier one."""
+        """Keep the number of cached prompt tokens, unless this attempt began with output tokens, of an earlier attempt
+        or of a stream that the client resumes."""
         if not self.resumed:  # the tokens of an earlier attempt may be in a cache too: they are no prompt
             self.cached_tokens = cached_tokens

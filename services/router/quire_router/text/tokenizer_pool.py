@@ -180,8 +180,8 @@ class TokenizerPool:
         return cast(T, answer)
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
-        """Return whether the tokenizer answered, and its answer. Raises the call's error. A call may take any time
-        while the tokenizer still answers short calls.
+        """Return whether the tokenizer answered, and its answer. Raises the call's error. While the tokenizer still
+        answers short calls, only a timeout of the call's own ends it.
 
         After each half of `--tokenizer-timeout-s` without an answer, the pool makes a short call. If the tokenizer does
         not answer the short call within the other half, it hangs: the call is cancelled, and the result is (False,

@@ -45,10 +45,11 @@ class Admission:
         self._policy = policy
 
     def plan_starts(self, now: float, *, may_start: bool) -> list[Start]:
-        """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free.
-        Returns their Starts for the next Grant. Without `may_start`, requests are taken from the policy and looked up,
-        but none is started. Otherwise, before the starts, requests that were set aside return to the queue if they may
-        pull now."""
+        """Take requests from the queue policy, then start those at the queue's head for which slots and pages are free;
+        a head with a ticket begins to pull instead. All of this takes effect here. Returns the Starts for the next
+        Grant. Without `may_start`, requests are taken from the policy and looked up, but none is started and none
+        begins to pull. Otherwise, before the starts, requests that were set aside return to the queue if they may pull
+        now."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -70,9 +71,10 @@ class Admission:
 
     def _make_ready(self, most: int, now: float) -> None:
         """Take requests from the queue policy, until as many requests wait for a slot as slots are free for them, those
-        included that were taken before. `most` is the number of slots that may be held in all. At least one request may
-        wait, and 4 more if there is a kvstore. A request whose order key is below those of all READY and PULLED
-        requests, of which there is one at least, is taken in any case (see `PendingQueue.next_queued`).
+        included that were taken before, but not slow lookups (see `PendingQueue.count_before_slot`). `most` is the
+        number of slots that may be held in all. At least one request may wait, and 4 more if there is a kvstore. A
+        request whose order key is below those of all READY and PULLED requests, of which there is one at least, is
+        taken in any case (see `PendingQueue.next_queued`).
 
         Each request is looked up in the kvstore, or made READY at once if a lookup is not wanted or would find nothing.
         `now`, in seconds, is the time at which the lookup begins.
@@ -95,10 +97,10 @@ class Admission:
                 waiting.make_ready(request)
 
     def _start_requests(self, most: int, now: float) -> list[Start]:
-        """Start requests from the queue's head until slots, pages, or the bytes and control values of one Grant run
-        out, which a single start may exceed. `most` is the number of slots that may be held in all. Returns the Starts.
-        If the head has a ticket, it takes pages and begins to pull instead; if its pages must be looked up, it goes
-        back to LOOKUP."""
+        """Start requests from the queue's head until slots, pages, the prompt tokens of standby sequences (see
+        `_pages_to_start`), or the bytes and control values of one Grant run out; a single start may exceed the last
+        two. `most` is the number of slots that may be held in all. Returns the Starts. If the head has a ticket, it
+        takes pages and begins to pull instead; if its pages must be looked up, it goes back to LOOKUP."""
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():

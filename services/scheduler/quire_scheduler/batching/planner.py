@@ -28,9 +28,10 @@ class Planner:
     def plan_grant(self, now: float) -> Grant | None:
         """Let sequences grow, start requests, and return this with the moves and the slots to stop as the next Grant.
         All of it takes effect here: pages and slots are given, tenants are charged, and sequences may be preempted.
-        Returns None where the policy allows no Grant now, or where the Grant would change nothing and is not needed for
-        its step. Stores of pages that will be evicted soon are begun first. A returned Grant counts as made: the policy
-        is told, and its stops and moves are not planned again."""
+        Returns None where the policy allows no Grant now; then nothing is done. Also returns None where the Grant would
+        change nothing and is not needed for its step; requests may have been looked up all the same. Stores of pages
+        that will be evicted soon are begun first. A returned Grant counts as made: the policy is told, and its stops
+        and moves are not planned again."""
         replica, policy, growth = self._replica, self._policy, self._growth
         if not policy.may_grant():
             return None

@@ -219,8 +219,8 @@ class SlotTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the active slots, their number, the holders and the free list disagree, if sequences
-        with grammars are miscounted, or if a held slot has another session, handle or number of tokens than its
-        request. The other columns are not checked."""
+        with grammars are miscounted, or if the request that holds a slot names another slot, or has another session,
+        handle or number of tokens than the slot's columns. The other columns are not checked."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
         constrained = int(np.count_nonzero(self.constrained & self.active))

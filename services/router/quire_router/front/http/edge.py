@@ -167,9 +167,10 @@ class Edge:
 
     async def _admit(self, scope: Scope, exchange: Exchange) -> None:
         """Authenticate the request, and write the tenant and the limits of its key into the exchange. If the path needs
-        the scope `inference`, the request counts, and its key has a limit per minute, the request uses one request of
-        that limit. Then its answer gets the limit headers, also a refusal. Raises Unauthenticated for a missing or
-        unknown key, PermissionDenied for a key without the path's scope, and RateLimited if the limit is used up."""
+        the scope `inference`, the request counts, and its key has a limit of requests or tokens per minute,
+        `RateLimits.admit` takes one request. Then the answer gets the limit headers, also a refusal. Raises
+        Unauthenticated for a missing or unknown key, PermissionDenied for a key without the path's scope, and
+        RateLimited if one of its limits is used up."""
         needed = self._needed_scope(scope["path"])
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.identify(principal)

@@ -135,15 +135,15 @@ class HttpServer:
 
 
 def check_port(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError if another process listens on the port. A process that shares the port would otherwise join it
-    silently."""
+    """Raise ConfigError if the port cannot be bound, as when another process listens on it. A process that shares the
+    port would otherwise join it silently."""
     _bind(host, port, 0.0, flag, shared=False).close()
 
 
 def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
-    """Return a non-blocking socket that is bound to the port and, unless it is `shared`, listens. The kernel closes
-    connections whose client takes nothing for `stall_s` (0: never). With `shared`, several processes can bind the port.
-    Raises ConfigError, naming `flag`, if the port cannot be bound."""
+    """Return a non-blocking socket that is bound to the port and, unless it is `shared`, listens. On Linux, the kernel
+    closes connections whose client takes nothing for `stall_s` (0: never). With `shared`, several processes can bind
+    the port. Raises ConfigError, naming `flag`, if the port cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

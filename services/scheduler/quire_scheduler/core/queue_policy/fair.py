@@ -123,8 +123,8 @@ class FairQueue:
 
     def room(self, context: RequestContext, free: int) -> bool:
         """Whether the tenant may have one more request waiting: it has none, or fewer than 8 times the request's weight
-        for each of the `free` places. Each tenant so leaves places to others; the more tenants there are, the more
-        places stay free."""
+        for each of the `free` places. Requests that were popped do not count as waiting here. Each tenant so leaves
+        places to others; the more tenants there are, the more places stay free."""
         tenant = self._active.get(context.tenant)
         return tenant is None or len(tenant.queue) < _PER_FREE_PLACE * context.weight * free
 

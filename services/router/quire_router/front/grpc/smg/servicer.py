@@ -207,11 +207,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
         """Yield the scheduler's page events in batches, each with the scheduler's load; the key needs the scope
-        `admin`. The events begin at `start_sequence_number`. They begin with a snapshot instead if the number before it
-        may be of an earlier epoch or was not sent to any subscriber yet, or if the scheduler does not have these events
-        any more. If asked for, a batch with only the load comes first. Raises Overloaded for a subscriber that is too
-        slow, Unavailable while there is no replica, and the error that ends the scheduler's stream. The audit log also
-        records the beginning, because a subscription may last for weeks."""
+        `admin`. The events begin at `start_sequence_number`. They begin with a snapshot instead if it is 0 or 1, if the
+        number before it may be of an earlier epoch or was not sent to any subscriber yet, or if the scheduler does not
+        have these events any more. If asked for, a batch with only the load comes first. Raises Overloaded for a
+        subscriber that is too slow, Unavailable while there is no replica or no model is known, and the error that ends
+        the scheduler's stream. The audit log also records the beginning, because a subscription may last for weeks."""
         self._authenticate(context, ADMIN)  # token ids of all tenants
         audit(_SUBSCRIBE, BEGUN, identity=identity_of(context.auth_context() or {}) or "", peer=context.peer())
         replica, sample = self._replica(), 0

@@ -40,7 +40,7 @@ def _router(
     router: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]], tokenizers: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem]:
     """Yield bad problems if no replica accepts requests or no tokenizer is ready. Yield warnings if the router is
-    paused, or runs as many requests as it may."""
+    paused, or has as many sequences in flight as it may."""
     if not any(replica["accepts"] for replica in replicas):
         yield Problem(BAD, "fleet", "No replica accepts requests.")
     if not any(tokenizer["phase"] == "ready" for tokenizer in tokenizers):

@@ -114,8 +114,8 @@ class FrameParts:
         return b"data: " + orjson.dumps(error_object(error)) + b"\n\n" + DONE
 
     def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Add `quire_timings`, the durations by service and phase, and `quire_runs`, the replicas that each choice ran
-        on, if they were asked for. Returns `answer`."""
+        """Add `quire_timings`, the durations by service and phase, and `quire_runs`, the last 16 replicas to which each
+        choice was sent, if they were asked for. Returns `answer`."""
         if self.parsed.job.wants.timings:
             answer["quire_timings"] = [
                 {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count, "instance": t.instance}

@@ -75,8 +75,9 @@ def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Sch
 
 
 def field_schema(field: Field) -> Schema:
-    """Return the schema of one field, with its finite bounds and a default that is not empty. An unsupported field only
-    has a description, which names the values that are accepted. A field of strings takes one string or a list."""
+    """Return the schema of one field, with its finite bounds and a default that is not empty. The bounds of integers in
+    a list, and of token ids of biases, are left out. An unsupported field only has a description, which names the
+    values that are accepted. A field of strings takes one string or a list."""
     if not field.supported:
         told = "Not supported by this version"
         neutral = ", ".join(map(repr, field.neutral))

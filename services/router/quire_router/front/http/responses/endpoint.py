@@ -77,7 +77,8 @@ class ResponseRoutes:
 
     async def get(self, request: Request) -> Response:
         """Answer with the present object of a stored or running response. Raises NotFound for an id without one,
-        Unavailable if the store does not answer, and InvalidArgument for a request to stream it."""
+        Unavailable if the store does not answer and the response does not run in this process, and InvalidArgument for
+        a request to stream it."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
             raise InvalidArgument(
                 "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
@@ -188,7 +189,7 @@ class ResponseRoutes:
 
     async def _kept(self, request: Request) -> dict[str, Any]:
         """Load the response that the request's path names; see `_load`. Raises NotFound if there is none or it is
-        unreadable, and Unavailable if the store does not answer."""
+        unreadable, and Unavailable if the store does not answer and the response does not run here."""
         return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
     async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
