@@ -53,7 +53,8 @@ class SequencePlacement:
         self.held_tokens = held_tokens
 
     def release_load(self) -> None:
-        """Release the reserved load, because the engine need not compute the prompt any more. Idempotent."""
+        """Release the reserved load, because the engine need not compute the prompt any more, or has dropped the
+        sequence. Idempotent."""
         reservation, self.load_reservation = self.load_reservation, None
         if reservation is not None:
             reservation.release()
