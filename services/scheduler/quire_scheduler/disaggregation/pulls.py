@@ -70,7 +70,8 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of one core."""
+    """All pulls of one core. `host` names this worker's host, and `elsewhere` says whether missing pages may be found
+    in a kvstore."""
 
     def __init__(
         self,
@@ -217,7 +218,8 @@ class Pulls:
         While other moves go on, nothing happens. Then the full pages that arrived are named, and the session is told
         how the pull went, unless it was told before. If the request still lacks the token that the prefill engine
         samples, it goes on waiting. Otherwise it waits for a slot. But if pages are missing and a kvstore may have
-        them, the request releases all its pages, its pull ends, and the kvstore is asked first."""
+        them, the request releases all its pages and its pull ends. A lookup is then due before its start, which is made
+        if it is wanted at that time (see `KvTraffic.must_ask`)."""
         pull = self._pulls[request.uid]
         if pull.flying:
             return

@@ -86,9 +86,9 @@ class Transfers:
         return len(self._open)
 
     def begin_transfer(self, request: Request, now: float) -> Ticket | None:
-        """Export the pages of a request that starts: under a new ticket at its first start, under the same one later.
-        Returns the ticket, or None if the worker serves no pages or the transfer is over. If an earlier export has not
-        ended yet, the transfer fails, and the result is None too."""
+        """Export the pages of a prefill-only request that starts: under a new ticket at its first start, under the same
+        one later. Returns the ticket, or None if the worker serves no pages or the transfer is over. If an earlier
+        export has not ended yet, the transfer fails, and the result is None too."""
         transfer = self._computing.get(request.uid)
         if transfer is None:
             if request.admitted or not self._hello.data_address:

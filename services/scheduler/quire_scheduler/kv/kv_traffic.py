@@ -258,8 +258,8 @@ class KvTraffic:
     def swap_pages(self, request: Request) -> bool:
         """Decide whether to load a preempted request's pages when it resumes, rather than compute them: only if it has
         full computed pages, a lookup is wanted, the unstored pages have room, and storing and loading is measured to be
-        quicker. If so, store the pages that the kvstore lacks, have the request looked up before its next start, and
-        return True; else return False."""
+        quicker. If so, store the pages that the kvstore lacks, note that a lookup is due before the next start (see
+        `must_ask`), and return True; else return False."""
         pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False

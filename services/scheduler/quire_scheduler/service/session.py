@@ -3,9 +3,10 @@ queue.
 
 A router that keeps up gets a message for each step. If a step's message still waits in the queue, the next step is
 joined to it, so that a router that falls behind has fewer messages to read. A large step is split into several
-messages. If the queue is full, the session is ended; but if a request's prompt logprobs fill it, only that request
-fails. When the stream ends, the requests of the session are aborted. A session that has nothing to send sends empty
-messages, so that its router can tell silence from death.
+messages. If the queue is full, the session is ended; but if a step with prompt logprobs finds no room, the requests
+that these belong to fail first, and the session goes on if there is room for the rest. When the stream ends, the
+requests of the session are aborted. A session that has nothing to send sends empty messages, so that its router can
+tell silence from death.
 """
 
 from __future__ import annotations
@@ -182,8 +183,9 @@ class Session:
         return True
 
     def _without_prompt_logprobs(self, outputs: SessionOutputs) -> SessionOutputs:
-        """Fail the requests whose prompt logprobs are in the step, because these are too large, and return the rest of
-        the step. If such a request ends in this step, a failed note replaces its rows and its finished note."""
+        """Fail the requests whose prompt logprobs are in a step for which the queue has no room, whatever fills the
+        queue, and return the rest of the step. If such a request ends in this step, a failed note replaces its rows and
+        its finished note."""
         owners = {chunk.owner for chunk in outputs.prompt_logprobs}
         ended = {owner for owner in owners if not self._engine.fail(self._number, owner, _too_large(self._bound_bytes))}
         rest = replace(outputs, prompt_logprobs=[])

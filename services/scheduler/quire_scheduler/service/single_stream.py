@@ -21,7 +21,7 @@ _HANDLE = 0
 
 
 class SingleStream:
-    """The engine's OutputSink for one request. Its queue is bounded by the number of the request's tokens."""
+    """The engine's OutputSink for one request. Its queue has no limit, since one request has only so many tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -37,7 +37,8 @@ class StopRules:
 
 
 class TextStream:
-    """The state of one request; `advance` is the only way forward. After a finish or a match it must be forgotten."""
+    """The state of one request: prior tokens may be replayed first, then `advance` takes the rows. After a row that
+    finishes or has a match, it must be forgotten."""
 
     __slots__ = (
         "_backlog",

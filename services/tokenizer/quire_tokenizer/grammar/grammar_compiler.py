@@ -51,7 +51,7 @@ class GrammarLimits:
     memory_bytes: int
     """The memory of one process, in addition to its tokenizer."""
     cached: int
-    """The number of grammars in the cache."""
+    """The most grammars and refusals in the cache."""
     cached_bytes: int = 64 << 20
 
 

@@ -166,7 +166,8 @@ def detect_tool_family(template: str) -> str:
 
 def detect_reasoning_family(template: str, added: Collection[str]) -> str:
     """Return the name of the family whose start and end markers the chat template or the vocabulary has; "" if there is
-    none. Harmony comes first, then qwen3, mistral, seed_oss and granite; other families are used only by name."""
+    none. Harmony, which only the chat template can show, comes first, then qwen3, mistral, seed_oss and granite; other
+    families are used only by name."""
     if _is_harmony(template):
         return HARMONY_REASONING
     for name in ("qwen3", "mistral", "seed_oss", "granite"):

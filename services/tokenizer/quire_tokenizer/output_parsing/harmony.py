@@ -38,7 +38,8 @@ class HarmonyParser:
     __slots__ = ("_before", "_calls", "_header", "_in_call", "_marked", "_reasoned", "_write", "_writer", "thinking")
 
     def __init__(self, writer: PartWriter, *, calls: bool) -> None:
-        """`calls`: whether the request has tools; if not, a message that calls a tool is content."""
+        """`calls`: whether the request has tools; if not, a message that calls a tool is read as any other: as
+        reasoning in the channel `analysis`, else as content."""
         self._writer = writer
         self._calls = calls
         self._header = ""

@@ -125,8 +125,8 @@ class CudaDevice:
     def launch(self, batch: StepBatch) -> None:
         """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, run
         each sequence alone here and now (a step of one sequence just fails; all fail if tokens may have been fed back
-        already), keep the outcome and call `wake`. Raises DEVICE_BROKEN if the GPU itself fails, DEVICE_HUNG if a step
-        hangs."""
+        already), keep the outcome and call `wake`. Only after a failed launch does this raise: DEVICE_BROKEN if the GPU
+        itself has failed, DEVICE_HUNG if a step before hangs."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -253,8 +253,8 @@ class CudaDevice:
         self._host_rows.clear()
 
     def close(self) -> None:
-        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream and give the
-        matcher's ring back."""
+        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream, whose error
+        is ignored, and give the matcher's ring back, if there is one."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         if self._body.masks is not None and not self._thread.is_alive():

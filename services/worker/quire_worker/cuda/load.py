@@ -35,7 +35,7 @@ class CudaOptions:
     max_tokens: int = 0
     """Most prefill tokens of a step; 0: as many as suit the model."""
     utilization: float = 0.9
-    """Share of the GPU's memory that this process may take in all."""
+    """Share of the GPU's memory that may be in use in all: other processes' memory counts too."""
     kv_cache_bytes: int = 0
     """0: what the utilization leaves."""
     batch_invariant: bool = False

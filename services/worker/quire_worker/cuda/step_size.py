@@ -31,7 +31,8 @@ class StepSize:
     filtered: bool = False
     """Some row may limit which tokens may be sampled."""
     controlled: bool = False
-    """Some row may ask for penalties, biases, allowed or bad tokens."""
+    """Some row may have its logits changed on the device: by penalties, biases, allowed or bad tokens, or a thinking
+    budget."""
     masked: bool = False
     """Some row may have a grammar."""
 

@@ -83,7 +83,7 @@ class InlineDevice:
 
 
 class ThreadDevice:
-    """A Device that runs its steps one after the other on a thread. Its creator starts the thread. An error outside a
+    """A Device that runs its steps one after the other on a thread, which the constructor starts. An error outside a
     step breaks the device permanently: it runs nothing more, and `take_outcomes` and `drain` raise DEVICE_BROKEN."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Engine: applies Grants at step boundaries, launches steps, and reports their outcomes to the scheduler.
 
-The whole interface is `apply(grant)`, `launch()` until it returns False, and `collect()` until it returns None. It has
-no thread and no gRPC.
+A run consists of `apply(grant)`, `launch()` until it returns False, and `collect()` until it returns None. The engine
+has no thread and no gRPC.
 
 Up to `depth` steps are in flight. The engine forms the next step while the last one runs, since the device feeds
 sampled tokens back by itself. So the positions in the slots are ahead of the steps that have completed. A step may
@@ -110,7 +110,7 @@ class Engine:
     def apply(self, grant: Grant, arrival_us: int = 0) -> None:
         """Apply a Grant, and allow as many further steps as the latest budget says (0: without limit). No step runs
         before the first budget has come. Raises QuireError, with nothing applied, if the Grant is of another epoch, out
-        of order, or its budget allows nothing. An error of one slot goes into a Report."""
+        of order, or its budget allows no prefill. An error of one slot goes into a Report."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)

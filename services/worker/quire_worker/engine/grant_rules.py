@@ -1,7 +1,7 @@
 """GrantRules: applies each part of a Grant to slots and pages, in the contract's order.
 
 A part that does not fit is an error of its slot only. A whole Grant is refused only if it does not follow the last
-Grant, or if its budget allows nothing (check_follows). Stops, limits and page growth for idle slots are ignored: the
+Grant, or if its budget allows no prefill (check_follows). Stops, limits and page growth for idle slots are ignored: the
 sequence has ended before the scheduler could know.
 """
 

@@ -89,8 +89,8 @@ class MoveManager:
         self._exports.check_integrity()
 
     def _is_possible(self, move: PageMove) -> bool:
-        """Whether the move can begin. It must be new, of KV group 0, with one hash per page, and of a known kind; its
-        pages must be in a state that allows this kind, as ResidentSlots says."""
+        """Whether the move can begin. Its id must be of no open move, its KV group 0 and its kind known, and it must
+        have one hash per page. Its pages must be in a state that allows this kind, as ResidentSlots says."""
         if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
             return False
         residents, pages = self._residents, move.device_page

@@ -83,7 +83,8 @@ class SlotTable:
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
         self.most_drafts = np.zeros(n, np.int32)
-        """The most drafts that the slot's row may have; 0 if a logits processor or penalty changes the logits."""
+        """The most drafts that the slot's row may have; 0 if the request changes logits, such as by penalties, biases,
+        a thinking budget or logits processors."""
         self.unforced_rows = np.zeros(n, np.int32)
         """For a slot with a grammar: how many of its latest rows, without a gap, kept at most one token. Only steps
         that were launched with drafts count."""

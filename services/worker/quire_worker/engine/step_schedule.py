@@ -32,7 +32,7 @@ class SlotView:
     """The columns that the batch rule reads, by slot."""
 
     runnable: Bool
-    """Holds a sequence whose cached range is ready."""
+    """Holds a sequence whose cached range is ready. False while it decodes and awaits its grammar's mask."""
     computed: Int32
     prefill_len: Int32
     """A slot prefills up to here; past it, it has one token to compute, sampled in its step before, run or not."""

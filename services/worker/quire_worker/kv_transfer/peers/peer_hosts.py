@@ -85,7 +85,7 @@ def peer_hosts(config: WorkerConfig, own: Iterable[RankAddress]) -> tuple[str, .
 
 def _parse(text: str) -> _Entry:
     """Parse an entry: an address, a network, a name or `*.domain`, each with a port or without. Raises ConfigError for
-    any other text, and for a port above 65535."""
+    any other text, such as a network with bits beyond its prefix (10.0.0.1/24), and for a port above 65535."""
     found = _ENTRY.fullmatch(text.strip())
     if found is not None and (port := int(found["port"] or 0)) <= 65535:
         host = found["host"].strip("[]")
