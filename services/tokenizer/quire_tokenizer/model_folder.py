@@ -1,8 +1,8 @@
 """Reads and checks the files of a model folder that concern text: special tokens, end-of-sequence (eos) tokens and chat
 templates.
 
-This module knows JSON and the names of Hugging Face's files. It knows nothing of how a tokenizer works. Every fault of
-a file is a ConfigError that names the file.
+This module knows JSON and the names of Hugging Face's files. It knows nothing of how a tokenizer works. A file that
+cannot be read or parsed is a ConfigError that names the file; most fields of a wrong type count as absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""WatchLoad: tells watchers how busy the replica is: at once when its phase changes, else at most once per interval."""
+"""WatchLoad: tells watchers how busy the replica is: at once when its phase, progress, detail or role changes,
+else at most once per interval."""
 
 from __future__ import annotations
 

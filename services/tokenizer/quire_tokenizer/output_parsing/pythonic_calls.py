@@ -177,8 +177,9 @@ def _parse(call: str) -> tuple[str, str] | None:
 
 
 def _parse_plain(call: str) -> tuple[str, str] | None:
-    """Return name and arguments as `_parse` does, for a call whose values need only other quotes and other constants to
-    be JSON; None for any other text. Python's own parser takes twice as long."""
+    """Return name and arguments as `_parse` does, for a call whose name has no dots and whose values need only other
+    quotes and other constants to be JSON. None for any other text, such as values with backslashes or long numbers,
+    which `_parse` may still read. Python's own parser takes twice as long."""
     head = _CALL.fullmatch(call)
     if head is None or keyword.iskeyword(head[1]):
         return None

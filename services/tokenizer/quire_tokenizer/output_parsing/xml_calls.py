@@ -181,7 +181,7 @@ class XmlToolParser:
 
     def _in_name(self, text: str) -> None:
         """Read a name up to `name_end`, which may have begun in an earlier piece of text, and begin the call. If the
-        markers, white space and name get longer than MAX_NAME_CHARS, they are content (see `_give_up`)."""
+        markers, white space and name reach MAX_NAME_CHARS characters, they are content (see `_give_up`)."""
         self._held += text
         if not self._format.name:
             self._held = self._held.lstrip()
