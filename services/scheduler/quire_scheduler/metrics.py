@@ -169,7 +169,7 @@ def describe(hello: WorkerHello, *, prefix_caching: bool) -> None:
 def show(load: LoadFigures, cached_pages: int, deferred: int) -> None:
     """Set the gauges of running and waiting requests, pages by state, page usage and open transfers. `cached_pages`:
     free pages that still hold a named prefix; they count as unused in the page usage. `deferred`: waiting requests
-    that wait for the kvstore or another engine."""
+    that wait for the kvstore, for another engine or, set aside, for room to pull."""
     _running.set(load.running)
     _waiting.set(load.waiting)
     _waiting_by_reason.labels("deferred").set(deferred)

@@ -235,8 +235,9 @@ class Scheduler:
         return not exports and all(takes(role, request.transfer) for request in self._replica.requests.values())
 
     def make_fit(self, role: str, error: QuireError, now: float) -> int:
-        """Fail the requests that a replica of the role is not meant for, and end all transfers if the role does not
-        prefill for other replicas. Returns the number of requests that failed."""
+        """Fail the requests that a replica of the role is not meant for, and end all transfers, as failed, if the role
+        does not prefill for other replicas. Returns the number of requests that failed. Called when they were given
+        time to end by themselves, and have not."""
         requests = [r for r in self._replica.requests.values() if not takes(role, r.transfer)]
         for request in requests:
             self._lifecycle.fail(request, error, now)
@@ -319,7 +320,8 @@ class Scheduler:
 
     @property
     def deferred(self) -> int:
-        """The number of waiting requests that wait for the kvstore or another engine, not for a slot."""
+        """The number of waiting requests that wait for the kvstore, for another engine or, set aside, for room to pull,
+        and not for a slot."""
         return self._replica.waiting.deferred
 
     def oldest_wait_s(self, now: float) -> float:

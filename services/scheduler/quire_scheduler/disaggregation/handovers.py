@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Handovers:
-    """The handovers of one core. A request enters the queue when its pages may be pulled, or when nothing more will
-    come for it."""
+    """The handovers of one core. A request that awaits one is parked until its pages may be pulled, or nothing
+    more will come for it."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica

@@ -228,7 +228,7 @@ class KvTraffic:
         return local < search.first_page + found.pages and self.wants_lookup(request, local)
 
     def search_again(self, request: Request) -> None:
-        """Have the request looked up once more before it starts."""
+        """Note that a lookup of the request is due before it starts (see `must_ask`)."""
         self._searches.setdefault(request.uid, _Search()).due = True
 
     def forget(self, request: Request) -> None:

@@ -30,7 +30,7 @@ _WRITES = (MoveKind.LOAD, MoveKind.PULL)
 
 class Move(NamedTuple):
     """A move of pages of one KV group that follow each other in a sequence; the first one is page `first` of the
-    request. A store may have no request."""
+    request. A store may have no request, and an export has none."""
 
     kind: MoveKind
     group: int

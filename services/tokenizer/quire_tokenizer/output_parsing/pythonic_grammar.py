@@ -91,7 +91,8 @@ def _value(writer: GrammarWriter, schema: Any, root: _Root, level: int) -> str:
 
 
 def _literal_of(writer: GrammarWriter, schema: dict[str, Any], root: _Root, level: int) -> str:
-    """Write the expression of a schema that is no reference; see `_value`."""
+    """Return the expression of a schema that is no reference: of its const, else its enum, else its anyOf or oneOf
+    (only below _MAX_LEVELS), else its types. Without any of them, of any literal; see `_value`."""
     values = schema.get("enum") if isinstance(schema.get("enum"), list) else None
     if "const" in schema:
         values = [schema["const"]]
