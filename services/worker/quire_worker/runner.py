@@ -37,8 +37,8 @@ class ModelRunner:
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute all rows, write their keys and values, and sample a token for each sequence with `sample`, and one
         for each of its drafts. Masks of grammars are fetched just before; a sequence without its first mask is reported
-        as held, and the sample of a draft without its mask is HELD. Logprobs and prompt scores are computed if asked
-        for."""
+        as held, so that its tokens are void, and the sample of a draft without its mask is HELD. Logprobs and prompt
+        scores are computed if asked for."""
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
         samples = samples_of(batch)

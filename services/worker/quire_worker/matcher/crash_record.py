@@ -35,7 +35,8 @@ class CrashRecord:
         self._without_lookahead: OrderedDict[bytes, int] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """Whether any replay key is suspect or refused."""
+        """Whether any replay key is suspect or was refused. A refusal whose time is over counts until `is_refused`
+        drops it."""
         return bool(self._crashes or self._refused_until_s)
 
     def for_another_process(self) -> CrashRecord:

@@ -58,7 +58,7 @@ class _ConstrainedSequence:
     failed: bool = False
     closed: bool = False
     masked: int = -1
-    """The last position whose mask is in the ring."""
+    """The last position whose mask is in the ring; lookahead masks do not count."""
     awaited: int = -1
     """The engine waits for the mask of this position; -1: for none."""
     pending: list[int] = field(default_factory=list)

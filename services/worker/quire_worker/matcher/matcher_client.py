@@ -351,8 +351,8 @@ class MatcherClient:
     def _receive(self, frame: Frame) -> None:
         """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready; FAILED and TOO_SLOW
         fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses in a row,
-        `was_just_lost`, and the suspicion of its replay key. Ignores frames for sequences that have left. Raises
-        WireError for any other kind."""
+        `was_just_lost`, and the suspicion of its replay key. Frames for sequences that have left are ignored, of
+        whatever kind. Raises WireError for any other kind, after it has ended the opening."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return

@@ -1,5 +1,5 @@
 """`grammar_capabilities` decides whether a worker applies grammars, and `make_matcher` makes its MatcherPool. Only the
-matcher's processes import llguidance."""
+matcher's processes, and one that tests the tokenizer, import llguidance."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _link_maker(
 ) -> Callable[[Callable[[], None]], ProcessLink]:
     """Return a function that starts the process of this ring, and calls its argument when frames or pings come.
     `grammar_bytes`: the memory that its grammars may take. Restarts are counted in the metrics, and frames that the
-    engine sends meanwhile reach the next process."""
+    engine sends once it has learned of a loss reach the next process; earlier ones are dropped."""
     setup = MatcherSetup(
         model=model,
         vocab_size=info.vocab_size,

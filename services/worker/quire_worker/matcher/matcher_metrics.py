@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class MatcherMetrics:
-    """The share of one process in the worker's metrics. Belongs to the model thread, except `count_forced_tokens`. A
-    sequence is identified by its generation."""
+    """The share of one process in the worker's metrics. Belongs to the model thread, except `count_forced_tokens` and
+    the last `set_mask_slots`, when the client is closed. A sequence is identified by its generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """The threads of the matcher's process, each with an executor. Slow grammars have threads of their own, so that they
 delay few others.
 
-    quick      computes masks; this thread also receives the engine's frames
+    quick      computes masks; this thread also handles the engine's frames, which the main thread reads
     slow       computes the masks of sequences that had a slow mask (SLOW_NS), and of grammars that had a very slow one
                (VERY_SLOW_NS)
     compile    compiles grammars, and replays the output of sequences, in turns

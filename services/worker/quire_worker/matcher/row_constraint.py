@@ -48,7 +48,8 @@ class RowConstraint:
         self._grammar_bytes = len(grammar.encode())
         self.mask_slot = NO_MASK_SLOT
         self.is_open = False
-        """Whether the current process has written a first mask."""
+        """Whether the current process has opened the sequence, and so has written a first mask. False again while it is
+        opened anew, and once the sequence has failed."""
         self.is_held = False
         """Whether a step found its mask missing, and the process has not yet said that it is there."""
         self.failure: QuireError | None = None

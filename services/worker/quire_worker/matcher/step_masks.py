@@ -34,7 +34,8 @@ class ForcedTokens:
 
     def propose(self, batch: StepBatch) -> Int32:
         """Return the forced tokens of sequences with grammars, as far as their masks are there, and the drafts of the
-        other drafter for the rest: ids [S, max(batch.drafts)], -1 from where a sequence has none."""
+        other drafter for the rest: ids [S, max(batch.drafts)]. A sequence with a grammar, and any without another
+        drafter, has -1 from where its drafts end."""
         if self._other is None:
             proposed = np.full((len(batch.drafts), int(batch.drafts.max(initial=0))), -1, np.int32)
         else:

@@ -33,9 +33,10 @@ _CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thi
 
 def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
     """Make a ServedModel of the made-up model, with its pages, faults, logits processors and, if --paced-yields is
-    given, random drafts and holds. Loads no weights, and calls `progress` once, with the phase `config`. Raises
-    ConfigError for a model folder without facts, sizes that make no sense, a wrong fault, or a logits processor that is
-    missing or broken, and Unsupported as `read_facts` does."""
+    given, random drafts and holds. Loads no weights, and calls `progress` once, with the phase `config`; at the end,
+    another process may test whether grammars can be applied. Raises ConfigError for a model folder without facts, sizes
+    that make no sense, a wrong fault, or a logits processor that is missing or broken, and Unsupported as `read_facts`
+    does."""
     progress("config", 0, 0)
     facts, size = read_facts(config.model, config.max_model_len), config.page_size
     pages = PageArray(_num_pages(config), size)

@@ -76,9 +76,9 @@ class ProcessKind:
 
 
 class ProcessLink:
-    """Only the model thread calls `take_frame`, `give_up` and `close`; any thread may call `send`. The link's own
-    thread calls `on_frames` when there is a frame to take, and `on_ping` with each ping. `fds` are descriptors that
-    every process inherits, by the flags that name them."""
+    """Only the model thread calls `take_frame` and `give_up`; any thread may call `send`, and one calls `close` at the
+    end. The link's own thread calls `on_frames` when there is a frame to take, and `on_ping` with each ping. `fds` are
+    descriptors that every process inherits, by the flags that name them."""
 
     def __init__(
         self,

@@ -103,8 +103,9 @@ class PeerSession(ServedSession["Export"]):
 
     def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Answer GET: become the holder of the export, send each requested page, in order, as soon as it is in the
-        ring, and release its slot. However that ends, slots go back to the engine, and this session is the holder no
-        more. Once all pages are sent, END follows."""
+        ring. Slots of pages that were sent go back to the engine several at a time, and before a wait for the next
+        page. However that ends, all slots go back, and this session is the holder no more. Once all pages are sent, END
+        follows."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         self._exports.take_over(export, self)
         emptied: list[int] = []
@@ -149,9 +150,9 @@ class PeerSession(ServedSession["Export"]):
         """Answer a request for pages by naming their places in the ring, and send END at the end. Each page is named as
         soon as it is in the ring, with those that follow it without a gap and are there too, up to `several` in all;
         the first page is named alone. The peer copies them. If a page does not come soon, the peer must first confirm
-        all pages that were named. A slot is kept until the peer has confirmed that it has the page; at most `window`
-        slots of the ring are kept at once. However that ends, all slots go back to the engine, and this session is the
-        holder no more."""
+        all pages that were named. A slot is kept until the peer has confirmed that it has the page. Confirmed slots go
+        back to the engine several at a time, and before a longer wait; beside them, at most `window` slots are in use.
+        However that ends, all slots go back to the engine, and this session is the holder no more."""
         handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
         self._exports.take_over(export, self)

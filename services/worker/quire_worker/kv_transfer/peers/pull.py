@@ -1,8 +1,8 @@
 """Pull: copies the pages of one move from another worker into the ring, on a thread of its own.
 
 If one transport breaks, the pull continues with the next; the FallbackPolicy, which all pulls share, decides which. The
-pull repeats this as long as pages come. It ends after a round in which the peer was silent. A silent peer that had
-answered before also ends the round.
+pull repeats this until two rounds in a row bring no page. It also ends after a round in which the peer was silent. A
+silent peer that had answered before also ends the round.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ class Pull:
         """Fetch the pages into ring slots or the pool; returns how many have landed, from the first on. Pages that came
         through the ring were checked against their keys. Before it returns, the engine is told of all pages in slots,
         and an unfilled slot is given back. Cancellation, a wrong page and a QuireError end the pull early; they are not
-        raised, but any other exception is. The pull also ends early after rounds without a page. All but a cancellation
-        between two fetches are logged, and so are addresses of the ticket that may not be dialled."""
+        raised, but any other exception is. The pull also ends early after rounds without a page, or if the peer is
+        silent; this is not logged as such, nor is a cancellation between two fetches. All other early ends are logged,
+        and so are failed transports, and addresses of the ticket that may not be dialled."""
         for refusal in self._transfer.access.refusals:
             log.warning("an address of a ticket is not dialled", code=refusal.code, error=str(refusal))
         try:

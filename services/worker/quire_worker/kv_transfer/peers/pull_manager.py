@@ -96,7 +96,8 @@ class PullManager:
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
         """Record that a page has landed in a slot. The engine is told of several such pages at a time, since each frame
-        wakes it: of BATCH_BYTES, or of an eighth of the slots if that is more."""
+        wakes it: of BATCH_BYTES, or of an eighth of the slots if that is more. It is told sooner by `flush`, and when
+        the pull waits for a slot."""
         pull = self._pulls[job.number]
         if pull.add_undelivered(index, slot) >= self._batch:
             self._deliver(pull)

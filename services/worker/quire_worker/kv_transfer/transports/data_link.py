@@ -82,9 +82,9 @@ class Exchange:
         self._spent_since(started)
 
     def receive_frame(self, *kinds: FrameKind) -> ReceivedFrame:
-        """Wait for the next frame's head, which must be genuine and of one of these kinds. Raises NotFound if the other
-        side refuses the request, DataConnectionError for anything else, after closing the descriptors that came. The
-        payload, if any, is still to be received."""
+        """Wait for the next frame's head, which must be genuine and of one of these kinds. Raises NotFound for a
+        refusal, even for one that was made without a key, and DataConnectionError for anything else, after closing the
+        descriptors that came. The payload, if any, is still to be received."""
         started = self._in_time()
         frame = self.connection.receive()
         self._spent_since(started)
@@ -231,8 +231,9 @@ class DataLink:
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
     """Make a connection within CONNECT_S (for each address of a host name), and greet, where `frame_s` is the longest
-    silence; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is refused or, over TCP, if
-    anything fails; DataConnectionError or OSError if a Unix socket's owner is there and says nothing."""
+    silence; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is refused or, over TCP, for
+    any OSError or failed greeting; DataConnectionError or OSError if a Unix socket's owner is there and says
+    nothing."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()
@@ -255,7 +256,7 @@ def with_handshake(connection: DataConnection) -> DataConnection:
 
 def _connect_unix(name: str, frame_s: float) -> DataConnection:
     """Connect to an abstract Unix socket and greet. Raises PeerUnreachable if nobody listens there, and OSError if its
-    queue stays full for CONNECT_S."""
+    queue stays full for CONNECT_S. The errors of the greeting pass through."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A socket with a timeout of Python's would not wait where others are in the queue.

@@ -1,4 +1,4 @@
-"""The gRPC transport: Put and Get streams on the channel of the control calls. It is always available."""
+"""The gRPC transport: Put and Get streams on the channel of the control calls. Every lease allows it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class PeerCuda:
         """Have the engine's device read all remaining pages from the peer's memory, then tell the peer that no more are
         wanted. Pages count only once a later answer shows that their lease still stood; if the fetch breaks, the others
         are dropped, and the engine is told so. `sink` is not used. Raises TransportError, NotFound if the peer refuses,
-        and TransferCancelled."""
+        InvalidArgument for a malformed list of places, and TransferCancelled."""
         access = transfer.access
         address = access.socket or access.tcp
         if not address:

@@ -117,10 +117,10 @@ class ShmTransport:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """Copy the remaining pages for which the lease has places out of the store's arena, and check each. A damaged
-        page is reported to the store, then PageCorrupt is raised (TransportError if the report fails). Raises NotFound
-        if the store refuses, TransportError if the connection fails, and PageReplaced for a page whose lease has ended,
-        without a report."""
+        """Copy the remaining pages for which the lease has places out of the store's arena, and check each. The store
+        is asked for nothing if its arena is mapped already. A damaged page is reported to the store, then PageCorrupt
+        is raised (TransportError if the report fails). Raises NotFound if the store refuses the map or the report,
+        TransportError if the connection fails, and PageReplaced for a page whose lease has ended, without a report."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)

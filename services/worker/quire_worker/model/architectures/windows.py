@@ -82,8 +82,9 @@ def switched_windows(config: ConfigFile, layers: int, default: Callable[[int], s
 
 
 def refuse_windows(config: ConfigFile) -> None:
-    """Raise Unsupported if config.json asks for sliding windows, for a family that has none. A window that covers the
-    context, or that is switched off, is accepted. Raises the errors of `layer_types` too."""
+    """Raise Unsupported if config.json asks for sliding windows, for a family that has none. `layer_types` with a
+    sliding layer is refused in any case; a `sliding_window` that covers the context, or is switched off, is accepted.
+    Raises the errors of `layer_types` too."""
     config.note_read("sliding_window", "max_window_layers", "use_sliding_window")
     if SLIDING in layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")

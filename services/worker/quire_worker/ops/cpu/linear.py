@@ -240,7 +240,8 @@ def store_four(
 
 @cache
 def compile_embedding(storage: str, dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> int:
-    """Compile the embedding job kernel for a storage format, and return its address. Its items are rows.
+    """Compile the embedding job kernel for a storage format, or load it from the cache on disk, and return its address.
+    Its items are rows.
 
     For each row the kernel dequantizes the weights of one output, that of the row's token, and writes them times a
     factor. Arguments: token [rows], data, scale, offset, blocks of a tile, out [rows, inputs], inputs, factor.
@@ -405,7 +406,7 @@ _full_microkernel, _four_row_microkernel, _one_row_microkernel = (
 
 
 def compile_macrokernel() -> int:
-    """Compile the macro-kernel and return its address. Its items are rows.
+    """Compile the macro-kernel, or load it from the cache on disk, and return its address. Its items are rows.
 
     Linear jobs get the address as an argument, because it differs from process to process.
     """

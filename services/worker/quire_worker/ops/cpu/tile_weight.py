@@ -34,7 +34,7 @@ def tile_weight(weight: DenseWeight | StoredWeight) -> TiledWeight:
     """Repack a weight into tiles of LANES outputs. Neighbouring parts of one storage kind form a segment. The bias
     becomes float32, padded with zeros.
 
-    If a part other than the last one does not end at a tile boundary, all parts become float32.
+    A DenseWeight becomes float32. If a part other than the last one does not end at a tile boundary, all parts do.
     """
     blocks = -(-weight.inputs // BLOCK_SIZE)
     parts = [_as_floats(weight.data)] if isinstance(weight, DenseWeight) else list(weight.parts)

@@ -172,9 +172,10 @@ def _is_off(key: str, value: object) -> bool:
 
 
 def _value(metadata: Metadata, key: str, layers: int) -> object:
-    """Return the value of a key in the form of config.json. A pattern of layers with windows, a list or a group size,
-    becomes `layer_types`. By llama.cpp's rule, the last layer of each group has none. Raises Unsupported for any other
-    list."""
+    """Return the value of a key in the form of config.json. A pattern of layers with windows becomes `layer_types`: a
+    list of flags item by item, whatever its length, or a group size for all `layers`, where by llama.cpp's rule the
+    last layer of each group has no window. Raises ConfigError for another pattern or a group size of 0, and Unsupported
+    for a list under another key."""
     value = metadata.values[key]
     if key.endswith(_PATTERN):
         every = metadata.integer(key) if not isinstance(value, np.ndarray) else 0
