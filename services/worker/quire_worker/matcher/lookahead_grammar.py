@@ -43,14 +43,16 @@ class LookaheadGrammar:
 
     def accept_tokens(self, tokens: Iterable[int]) -> None:
         """Advance by sampled tokens. Raises GrammarError for a token that the grammar does not allow, or that exceeds a
-        limit. It also raises the error that the lookahead met after such a token."""
+        limit. It also raises the error that the lookahead met after such a token. Called by itself, for a replay, it
+        charges nothing to the budget."""
         for token in tokens:
             self._accept_token(token)
             self.position += 1
 
     def compute_mask(self, tokens: Iterable[int]) -> TokenMask:
-        """Advance by sampled tokens, and return the mask of the next token, which may be a lookahead mask. Raises
-        GrammarError if the grammar does not allow a token, exceeds a limit, or takes too much processor time."""
+        """Advance by sampled tokens, and return the mask of the next token, which may be a lookahead mask; charge the
+        processor time to the budget. Raises GrammarError if the grammar does not allow a token, exceeds a limit, or
+        takes too much processor time."""
         began_ns, consumed = self._clock(), self._consumed_to
         self.accept_tokens(tokens)
         consumed = self._consumed_to - consumed
