@@ -51,7 +51,8 @@ def _nobody(decoder: StepDecoder[Any], pages: Tensor) -> None:
 def with_model_path(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> WorkerConfig:
     """Return the configuration with the path of its model in place of a name of the hub; the model keeps that name
     towards clients. Blocks while it downloads missing files, and calls `progress("download", bytes downloaded, bytes in
-    all)`. Raises ConfigError if the name is malformed, or the model cannot be found or downloaded."""
+    all)`. A text that is neither a path nor a name of the hub stays as it is. Raises ConfigError if --revision is
+    malformed, or the model cannot be found in the hub or downloaded."""
     path = resolve_model(
         config.model,
         config.revision,

@@ -192,7 +192,8 @@ def _make_transfer_agents(
 ) -> KvTransferAgent:
     """Return one KV transfer agent that passes each move on by its kind. Moves between workers, of the kinds that the
     listeners make possible, go to `peers`. If a kvstore is configured, its agent is started here and gets loads and
-    stores. Other moves are refused. With a kvstore, raises ConfigError for bad TLS settings."""
+    stores. Other moves are refused. With a kvstore, raises ConfigError for bad TLS settings, and the errors of
+    `AgentSetup.of`."""
     by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(listeners.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move

@@ -59,7 +59,7 @@ def _check_load_format(path: Path, load_format: LoadFormat, is_file: bool) -> No
 
 def _read_config(path: Path) -> ConfigFile:
     """Read config.json of a model folder. Raises ConfigError if the folder or the file is missing; if the folder has
-    GGUF files, the error names them."""
+    GGUF files, the error names one."""
     if not path.is_dir():
         raise ConfigError(
             "MODEL_NOT_FOUND",

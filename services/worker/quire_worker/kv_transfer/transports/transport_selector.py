@@ -90,12 +90,14 @@ class TransportSelector:
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         """Fetch all remaining pages into the sink, in order, by the transports that the lease allows and that no
         failure has paused, until one succeeds. It may succeed with fewer pages, if the lease or the store has no more.
-        Raises Unavailable if none succeeds, QuireError if the store refuses, and PageCorrupt for a damaged page."""
+        Raises Unavailable if none succeeds, QuireError if the store refuses or a call over gRPC fails, PageCorrupt for
+        a damaged page, and TransferCancelled."""
         self._try_transports(transfer.access, lambda transport: transport.fetch(transfer, sink))
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
         """Send all remaining pages to the store by the transports that the lease allows and that no failure has paused,
-        until one succeeds. Raises Unavailable if none does, and QuireError if the store refuses."""
+        until one succeeds. Raises Unavailable if none does, QuireError if the store refuses or a call over gRPC fails,
+        and TransferCancelled."""
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:
