@@ -1,5 +1,5 @@
-"""KernelTable: the times of a step by name, with the bytes and operations that each name needs, as text and as
-records."""
+"""The table of a profile: the times of a step by name, with the bytes and operations that each name needs, as text and
+as records."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
 class LogitsState:
-    """The state of one sequence. Only the thread that runs steps uses it, but other threads may make it. Making it is
-    cheap, because prompt and output are processed at the first use. Only the first state of a LogitControls with
-    thousands of ids takes milliseconds."""
+    """The state of one sequence. Only the thread that runs steps uses it, but other threads may make it, and the model
+    thread sets `ended`. Making it is cheap, because prompt and output are processed at the first use. Only the first
+    state of a LogitControls with thousands of ids takes milliseconds."""
 
     def __init__(self, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> None:
         controls = sequence.sampling.controls or NEUTRAL
