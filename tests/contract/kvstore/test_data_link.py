@@ -19,7 +19,7 @@ from quire_common.pages import HEADER_BYTES
 from quire_common.sequence import RequestContext
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.transports import data_link
-from quire_worker.kv_transfer.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S
+from quire_worker.kv_transfer.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S, PeerUnreachable
 from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
 from quire_worker.kv_transfer.transports.tcp_transport import TcpTransport
 from quire_worker.kv_transfer.transports.transport import PageTransfer, Transport, TransportError
@@ -140,3 +140,8 @@ def test_a_store_that_takes_what_it_may_is_waited_for(rig: Rig, make: Callable[[
 def test_what_the_engine_takes_is_not_the_stores(rig: Rig, make: Callable[[], Transport], way: str) -> None:
     rig.move(make(), way, answer_s=0.0, engine_s=10.0)
     assert rig.moved == PAGES
+
+
+def test_host_name_that_no_resolver_takes_is_an_unreachable_peer() -> None:
+    with pytest.raises(PeerUnreachable):
+        data_link.connect(("a..example.com", 1))

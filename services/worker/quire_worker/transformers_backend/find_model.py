@@ -11,7 +11,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -51,7 +51,7 @@ class FoundModel:
     def with_context(self, file: ConfigFile) -> ConfigFile:
         """Return the config.json with the model's context length under its usual name, if transformers knows it."""
         positions = getattr(self.config, CONTEXT, None)
-        return file if positions is None else file.overridden({CONTEXT: positions})
+        return file if positions is None else replace(file, fields={**file.fields, CONTEXT: positions})
 
 
 def find_model(file: ConfigFile) -> FoundModel:

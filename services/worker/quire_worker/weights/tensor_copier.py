@@ -80,9 +80,10 @@ def copy_tensors(
                 digests[item.entry.name] = copier.copy(item, moved.put)
             copier.finish()
         except BaseException:
-            # The others have nothing left to take.
-            while not work.empty():
-                work.get()
+            # The others have nothing left to take. They may take the last one meanwhile: `empty` is not asked.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    work.get_nowait()
             raise
         finally:
             moved.put(None)

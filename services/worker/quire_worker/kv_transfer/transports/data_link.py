@@ -232,14 +232,14 @@ class DataLink:
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
     """Make a connection within CONNECT_S (for each address of a host name), and greet, where `frame_s` is the longest
     silence; a string is the name of an abstract Unix socket. Raises PeerUnreachable if it is refused or, over TCP, for
-    any OSError or failed greeting; DataConnectionError or OSError if a Unix socket's owner is there and says
-    nothing."""
+    any OSError, failed greeting or host name that no resolver takes; DataConnectionError or OSError if a Unix socket's
+    owner is there and says nothing."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()
     try:
         return with_handshake(DataConnection(socket.create_connection(address, CONNECT_S), frame_s))
-    except (DataConnectionError, OSError) as error:
+    except (DataConnectionError, OSError, UnicodeError) as error:
         raise PeerUnreachable(str(error), began_s) from error
 
 
