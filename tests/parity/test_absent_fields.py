@@ -37,7 +37,7 @@ FIRST = ("gemma2", "exaone4", "olmo3", "cohere", "smollm3")
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", deep_after(2, [*FIRST, *(name for name in CASES if name not in FIRST)]))
+@pytest.mark.parametrize("name", deep_after(1, [*FIRST, *(name for name in CASES if name not in FIRST)]))
 def test_null_and_absent_fields_are_what_transformers_takes_them_for(name: str, tmp_path: Path) -> None:
     folder = write_family(name, tmp_path)
     file = folder / "config.json"

@@ -112,6 +112,9 @@ class _Copier:
         self._device = device
         self._stages = [_Stage(device, stage_bytes) for _ in range(_STAGES)]
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's
+        if self._stream is not None:
+            # Kernels that run there may still use memory that the targets got.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         self._turn = 0
 
     def copy(self, item: TensorCopy, moved: Callable[[int], None]) -> bytes:
