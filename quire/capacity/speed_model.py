@@ -33,9 +33,9 @@ class SpeedModel:
 
     @property
     def basis(self) -> str:
-        """Return the origin of the figures. `measured`: a measured model has nearly the same number of parameters
-        (within 2 %) and the same KV bytes. `interpolated`: the size is between the measured ones; else
-        `extrapolated`."""
+        """Return the origin of the figures. `measured`: a measured model has nearly the same number of GEMM parameters
+        (within 2 %) and the same KV bytes. `interpolated`: the number of GEMM parameters is between those of the
+        measured models; else `extrapolated`."""
         size = self.model.gemm_parameters
         if any(
             abs(size / each.gemm_parameters - 1) < 0.02 and self.model.kv_bytes == each.kv_bytes

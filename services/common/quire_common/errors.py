@@ -196,7 +196,8 @@ def internal_error() -> Internal:
 
 def as_quire_error(error: BaseException) -> QuireError:
     """Return the typed form of any exception: ours as it is, a gRPC error of a peer decoded (see `from_rpc_error`),
-    everything else, cancellations and timeouts too, the generic INTERNAL error without details."""
+    everything else, cancellations and timeouts too, the generic INTERNAL error without details. Raises protobuf's
+    DecodeError for a gRPC error whose trailer is no status."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, grpc.RpcError):

@@ -118,7 +118,8 @@ class RamTier:
 
     def drop_page(self, page: RamPage) -> None:
         """Make a page invisible to lookups and to eviction. Its memory is freed at once, or when the last pin and
-        reader is gone. Does nothing if the page was dropped before."""
+        reader is gone. A drop is no eviction: `evictions` does not count it, and `take_evicted_keys` does not return
+        its key. Does nothing if the page was dropped before."""
         if page.dropped:
             return
         page.dropped = True

@@ -66,9 +66,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
         """Run a request and yield its responses, all at once or as they come. Before the job starts, the request id is
-        sent as initial metadata. A cancelled call, or a client that stops reading for `--client-stall-s`, aborts its
-        sequences; a beam search has ended before its first response. Raises QuireError before the first response, for a
-        wrong key or a limit, too; a later QuireError is the last response."""
+        sent as initial metadata. A cancelled call aborts its sequences. ClientWatch aborts those of a client that stops
+        reading for `--client-stall-s`; this call then lasts until the client reads or leaves. A beam search has ended
+        before its first response. Raises QuireError before the first response, for a wrong key or a limit, too; a later
+        QuireError is the last response."""
         arrived_ns = time.monotonic_ns()
         metadata = _metadata(context)
         principal = self._keys.authenticate(metadata.get("authorization", ""))

@@ -41,10 +41,11 @@ class ServedSession(ABC, Generic[L]):
 
     def run(self) -> None:
         """Serve requests until the peer ends the connection, until an authenticated peer is idle for longer than
-        `idle_s`, until the peer breaks the protocol, or until a refusal that ends the session. `_on_broken` is told of
-        a fault, but not of a connection that the peer or `stop` ended between frames; an end inside a frame may count
-        as a fault. Then close the connection and call `_on_end`, whatever happened; any other exception of a handler
-        passes on. Runs in the session's own thread."""
+        `idle_s`, until the peer breaks the protocol or exceeds the connection's time limit, or until a refusal that
+        ends the session (see `_answer`: that of an unknown lease always does). `_on_broken` is told of a fault, but not
+        of a connection that the peer or `stop` ended between frames; an end inside a frame may count as a fault. Then
+        close the connection and call `_on_end`, whatever happened; any other exception of a handler passes on. Runs in
+        the session's own thread."""
         try:
             self._connection.server_handshake()
             while self._serve_next():

@@ -43,7 +43,8 @@ class Catalog:
 
     def sampling_defaults(self, limits: KeyLimits) -> dict[str, SamplingDefaults]:
         """Return the sampling defaults of all models that have some and that a key with these limits may use, by the
-        names for which `resolve` finds the models; '' is the first model."""
+        names for which `resolve` finds the models. '' is the first model that the key may use, not always the router's
+        first; it is missing if that model has no defaults."""
         served = self.served(limits)
         first = [("", each) for each in served[:1]]
         named = [(each.name, each) for each in reversed(served)]

@@ -55,7 +55,8 @@ def gated_gemm(
 ) -> Tensor:
     """Compute activation(x @ gates.T) * (x @ ups.T), [R, I] of x's type, from x [R, inputs] and weight [2 I, inputs]
     (gates, then ups). The activation is silu, or gelu in its tanh form with `gelu`. The result is written to `out` if
-    given. Rows of x and of `out` must begin at multiples of 16 bytes. `pdl`: see launch.py."""
+    given. Rows of x, of the weight and of the result must begin at multiples of 16 bytes; Triton raises AssertionError
+    otherwise. `pdl`: see launch.py."""
     (rows, inputs), inner = x.shape, weight.shape[0] // 2
     y = empty_like_rows(x, inner) if out is None else out
     tiles = -(-rows // config.block_m) * -(-inner // config.block_n)
