@@ -105,8 +105,9 @@ _NO_GRAPHS = ("none", "0")
 
 def _compilation(value: Any) -> Mapping[str, Any]:
     """Translate compilation-config, a JSON object or a level, to --enforce-eager if its cudagraph_mode is none, null or
-    0 or its level is 0, else to nothing, whatever the level. Lists of graph sizes are ignored. Raises Unsupported for
-    other fields, and InvalidArgument for a value that is not a config."""
+    0 or its level is 0, else to nothing: other values of both are not checked. In an object, the level is `mode` or
+    `level`. The sizes of graphs, their maximum and the number of warm-ups are ignored. Raises Unsupported for other
+    fields, and InvalidArgument for a value that is neither an object nor an integer."""
     fields = value
     if isinstance(value, str):
         try:

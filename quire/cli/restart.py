@@ -10,7 +10,8 @@ HELP = "restart services, one after the other"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the services or --rolling, the stack's name, and the time limit to drain and to get ready."""
+    """Add the arguments: the services or --rolling, the stack's name, and the time limit to drain and to get ready.
+    --rolling leaves out the router. `run` refuses both services and --rolling, or neither."""
     parser.add_argument("service", nargs="*", help="a service (all of its kind, in turn), or one of several (worker-2)")
     parser.add_argument(
         "--rolling", action="store_true", help="every replica and tokenizer, and the kvstore, in turn; not the router"

@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the authority of the services (`ca.pem`), a new certificate and key for each identity, and a new public
     certificate for this machine's names and each --host, with its own authority (`public-ca.pem`). Authorities that are
     there are used again. Also write a key for the MACs of pages, unless there is one, print the files' names, and
-    return exit code 0. Raises InvalidArgument for bad --days, a --host that is no host, authority files that do not fit
-    together or a folder that cannot be written, FailedPrecondition without the package cryptography."""
+    return exit code 0. Raises InvalidArgument for bad --days, a --host with characters beyond ASCII (other text is not
+    checked), authority files that cannot be read or do not fit together, or a folder that cannot be written. Raises
+    FailedPrecondition without the package cryptography."""
     from quire.errors import FailedPrecondition, InvalidArgument
 
     try:

@@ -157,9 +157,9 @@ class Encoder:
 
     @staticmethod
     def _probe(text: str, encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int) -> None:
-        """Refuse a very long text early: encode its beginning, of at least 8 characters per allowed token, and raise
-        PROMPT_TOO_LONG if it has more than 64 tokens too many. Does nothing for a text of at most twice that length, or
-        if the first space after that length is too far away or does not follow a letter or digit."""
+        """Refuse a very long text early: encode its beginning, of at least 8 characters for each of `max_tokens` + 64
+        tokens, and raise PROMPT_TOO_LONG if it has more tokens than these. Does nothing for a text of at most twice
+        that length, or if the first space after that length is too far away or does not follow a letter or digit."""
         wanted = (max_tokens + _PROBE_SLACK) * _PROBE_CHARS_PER_TOKEN
         if len(text) <= 2 * wanted:
             return

@@ -281,7 +281,7 @@ class Tier:
 
     def _finish_writes(self, batch: Sequence[_PageWrite]) -> list[_WriteRun]:
         """Subtract the batch's pages, which were written or dropped, from their runs. Returns each run that has no page
-        left to write."""
+        left to write, so that its pages can be refreshed in the backend."""
         with self._lock:
             for write in batch:
                 write.run.unwritten -= 1

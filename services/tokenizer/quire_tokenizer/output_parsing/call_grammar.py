@@ -63,8 +63,8 @@ def any_of(writer: GrammarWriter, expressions: Iterable[str]) -> str:
 
 
 def list_of(writer: GrammarWriter, item: str, separator: str, *, parallel: bool) -> str:
-    """Return the expression for one item or, with `parallel`, for a list of one or more items with the separator
-    between them."""
+    """Return the expression for one item or, with `parallel`, add a rule for a list of one or more items with the
+    separator between them. `item` is an expression; `separator` is plain text, and may be empty."""
     if not parallel:
         return item
     between = f"{writer.literal(separator)} " if separator else ""

@@ -260,9 +260,10 @@ class JsonToolParser:
         self._content.write(text[found.end() :] if found else text)
 
     def _in_header(self, text: str, at: int) -> int:
-        """Read a call's name, up to the brace of its arguments. If there is no name, or more than MAX_NAME_CHARS
-        characters come before the brace, the text is content, and NO_CALL_FOUND is noted. Returns the index from which
-        to read on."""
+        """Read a call's name, up to the brace of its arguments; there the call begins, and its name is written. Text
+        without the brace is kept, and the next text continues it. If there is no name, or more than MAX_NAME_CHARS
+        characters come before the brace, the text is content, and NO_CALL_FOUND is noted. Returns the index of the
+        brace if the call begins, else the end of the text."""
         brace = text.find("{", at)
         end = brace if brace >= 0 else len(text)
         header = self._header = (self._header or "") + text[at:end]

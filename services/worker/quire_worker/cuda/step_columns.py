@@ -27,7 +27,7 @@ class StepColumns:
     def pack(self, layout: StepLayout, batch: StepBatch, control: Mapping[int, int]) -> int:
         """Write a step into the buffer. Only changes are written if the step continues the one in this buffer (see
         is_next_step) in the same layout, without logits processor states or even tiling. Returns how many words are
-        used. `control`: see StepLayout.pack."""
+        used. `control`: sequence -> address of its logits processor state."""
         held, self._held = self._held, None  # nothing that is known, if this raises
         # Rows that decode have tiles too where those are even, and their order changes; sheets come and go.
         repeats = held is not None and held[0] is layout and not layout.size.controlled and not layout.tiling.even

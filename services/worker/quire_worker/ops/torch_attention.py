@@ -86,7 +86,8 @@ def _attend(
 
 def _position_bias(slopes: Tensor, group: Group, block: Block, tile_size: int, shape: HeadShape) -> Tensor:
     """Return [tiles, sequences, K, rows, tile size]: what ALiBi adds to the scores of a block, slope * (key position -
-    query position). The rows are the group's real rows from the block's first row on."""
+    query position). The rows are those of the group's tokens, padding tokens too, from the block's first row on; the
+    rows after the tokens, which fill a row tile, are left out."""
     per_kv = shape.heads // shape.kv_heads
     key = torch.arange(block.begin, block.begin + block.tiles * tile_size).view(block.tiles, 1, 1, 1, tile_size)
     query = torch.from_numpy(group.position[: block.sequences]).repeat_interleave(per_kv, dim=1)[:, block.first_row :]

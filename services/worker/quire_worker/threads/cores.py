@@ -71,7 +71,8 @@ def _groups(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
-    """Yield the mounted cgroup file systems that concern the processor, as /proc/self/mountinfo lists them."""
+    """Yield the mounted cgroup file systems that concern the processor, as /proc/self/mountinfo lists them: those of
+    version 2, and those of version 1 with the controller cpu. Yields nothing if the list cannot be read."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         fields, kind = mount.split(), system.split()

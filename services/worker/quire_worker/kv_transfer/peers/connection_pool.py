@@ -30,7 +30,7 @@ class ConnectionPool:
 
     def take_connection(self, address: Address) -> DataConnection | None:
         """Take the kept connection to this address out of the pool, or return None if there is none. The caller then
-        owns the connection."""
+        owns the connection. The peer may have ended it meanwhile: the caller checks that, the pool does not."""
         with self._lock:
             found = self._kept.pop(address, None)
         if found is None:
