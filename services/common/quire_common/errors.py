@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from quire.v1 import common_pb2
@@ -196,8 +198,7 @@ def internal_error() -> Internal:
 
 def as_quire_error(error: BaseException) -> QuireError:
     """Return the typed form of any exception: ours as it is, a gRPC error of a peer decoded (see `from_rpc_error`),
-    everything else, cancellations and timeouts too, the generic INTERNAL error without details. Raises protobuf's
-    DecodeError for a gRPC error whose trailer is no status."""
+    everything else, cancellations and timeouts too, the generic INTERNAL error without details."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, grpc.RpcError):
@@ -227,15 +228,16 @@ def trailing_metadata(error: QuireError) -> Sequence[tuple[str, bytes]]:
 
 def from_rpc_error(error: grpc.RpcError) -> QuireError:
     """Decode a peer's failure. If its trailer has a rich status, the result is the peer's own error (see
-    `from_status`). Otherwise it is the class of its gRPC code (CANCELLED: Unavailable, unknown codes: Internal), with
-    the code `PEER_` and the gRPC code's name, the peer's details in the message, and a generic fix. Raises protobuf's
-    DecodeError for a trailer that is no status."""
+    `from_status`). Otherwise, or if the trailer cannot be decoded, it is the class of its gRPC code (CANCELLED:
+    Unavailable, unknown codes: Internal), with the code `PEER_` and the gRPC code's name, the peer's details in the
+    message, and a generic fix."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            return from_status(status_pb2.Status.FromString(value))
+            with suppress(DecodeError):
+                return from_status(status_pb2.Status.FromString(value))
     cls = _BY_GRPC.get(code, Unavailable if code is grpc.StatusCode.CANCELLED else Internal)
     return cls(f"PEER_{code.name}", f"A service answered {code.name}: {details}.", "Retry; see the peer's log.")
 

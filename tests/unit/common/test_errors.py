@@ -63,6 +63,21 @@ def test_a_bare_status_becomes_the_class_of_its_code() -> None:
     assert type(errors.from_rpc_error(Bare())) is errors.Unavailable
 
 
+def test_trailer_that_cannot_be_decoded_leaves_the_class_of_the_code() -> None:
+    class Torn(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.NOT_FOUND
+
+        def details(self) -> str:
+            return "no such page"
+
+        def trailing_metadata(self) -> Any:
+            return [("grpc-status-details-bin", b"\xff\xff")]
+
+    error = errors.as_quire_error(Torn())
+    assert type(error) is errors.NotFound and "no such page" in error.message
+
+
 def test_texts_are_bounded() -> None:
     error = errors.InvalidArgument("A", "m" * 10_000, "f" * 10_000)
     assert len(error.message) + len(error.fix) <= 4000
