@@ -72,8 +72,9 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data of an answer as they arrive: the head, then a body with or without chunks. All events that
-        arrive together get the same time. Malformed HTTP, or a usage that is no JSON, fails the request and closes the
-        connection. A usage without its two counts only ends the connection (see `connection_lost`)."""
+        arrive together get the same time. Malformed HTTP, or a usage that is no JSON, fails the outcome and closes the
+        connection. A usage without its two counts only ends the connection. In both cases `connection_lost` then
+        completes the future, without an exception."""
         now_s = perf_counter()
         try:
             if self._in_head:

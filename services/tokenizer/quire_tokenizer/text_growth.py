@@ -22,10 +22,10 @@ _INDEX_LENGTH_BYTES = 4
 
 
 def largest_growth(steps: Iterable[dict[str, Any]]) -> float:
-    """Return the UTF-8 bytes into which these steps, one after the other, can turn one byte of a text. A step is an
-    object of tokenizer.json with its `type`. Of normalizations in a row, even with steps between them that add nothing
-    (other than Replace), only the greatest growth counts. Once the result exceeds LARGEST_GROWTH, further steps may be
-    left out."""
+    """Return the most UTF-8 bytes into which these steps, one after the other, can turn one byte of a text. A step is
+    an object of tokenizer.json with its `type`. Of normalizations in a row (also Lowercase, BertNormalizer and
+    Precompiled), even with steps between them that add nothing (other than Replace), only the greatest growth counts.
+    Once the result exceeds LARGEST_GROWTH, further steps may be left out."""
     growth, normalized = 1.0, 1.0
     for step in steps:
         kind = step["type"]

@@ -73,7 +73,8 @@ class Metadata:
 
     def texts(self, key: str, indices: Iterable[int] | None = None) -> list[str]:
         """Return the list of texts under a key, or only those with the given indices, in the order of `indices`. Raises
-        ConfigError if there is no such list, or a returned text is not UTF-8."""
+        ConfigError if there is no such list, or a returned text is not UTF-8; IndexError for an index outside the
+        list."""
         found = self.text_array(key)
         try:
             return list(found) if indices is None else [found[i] for i in indices]

@@ -221,7 +221,8 @@ class Migration:
 
     def _submit(self, sequence: SequenceState, replica: Replica) -> None:
         """Submit the sequence to this replica, and end its wait if it has waited. If the sequence was submitted before,
-        this is another attempt under a new handle. Records a migration if the sequence had lost an engine."""
+        this is another attempt under a new handle. Records a migration if the sequence had lost an engine. The move to
+        a reserved decode side does not use this method (see `Handoff.take_over`)."""
         history = sequence.migration_history
         self._pending.leave(sequence)
         if sequence.submitted:

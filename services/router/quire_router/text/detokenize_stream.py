@@ -174,9 +174,10 @@ class DetokenizeStream:
                 self._fail(sequence, loses_tokenizers())
 
     def _apply(self, answer: Detokenized) -> None:
-        """Add the answered texts, parts, counts of reasoning tokens and offsets to the sequences. Drop the sequences
-        whose text has ended; after a stop string, also report that. A sequence with an error fails; but if the error is
-        Unavailable, the stream goes to another tokenizer instead."""
+        """Add the answered texts, parts, counts of reasoning tokens and offsets to the sequences. A row whose text goes
+        on in the next message is added when its text is complete. Drop the sequences whose text has ended; after a stop
+        string, also report that. A sequence with an error fails; but if the error is Unavailable, the stream goes to
+        another tokenizer instead."""
         handles, stops, counts = answer.handles, answer.stops, answer.used
         texts = answer.texts
         if answer.cut or self._begun:

@@ -191,8 +191,9 @@ class PageMoves:
 
 
 def _to_carry(move_id: int, move: Move, context: RequestContext) -> PageMove:
-    """Return the move in the form in which a Grant carries it. An export has its ticket's id and key; a pull has the
-    ticket's sources too."""
+    """Return the move in the form in which a Grant carries it. An export or a pull has its ticket's id (as the lease),
+    key and number of tail tokens. A pull also has the ticket's sources and the index of its first page. Without a
+    ticket, the move keeps its own lease, which only a load has."""
     pages, ticket, pulls = np.array(move.pages, np.int32), move.ticket, move.kind is MoveKind.PULL
     if ticket is None:
         return PageMove(move_id, move.kind, move.group, pages, move.hashes, move.lease, context=context)

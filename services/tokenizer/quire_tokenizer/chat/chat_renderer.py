@@ -86,7 +86,8 @@ class ChatRenderer:
     async def _render(self, request: ChatRequest, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Rendering:
         """Parse a checked request, and render its template with the user's data. If that data could hold a special
         token, render the disguised data too, and reconcile both texts. Cut the text if the last message is to be
-        continued. `run` runs the steps that take longer for a longer conversation, here or in a thread."""
+        continued. The pool's processes render; `run` runs the other steps that take longer for a longer conversation,
+        here or in a thread."""
         conversation, source = await run(lambda: self._read(request))
         provenance, values = self._provenance(source), conversation.values
         plain = await self._pool.render(source, self._variables(request, values))

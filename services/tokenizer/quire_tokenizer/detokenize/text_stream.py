@@ -220,8 +220,9 @@ class TextStream:
         return whole[: len(whole) - len(matcher.held)]
 
     def _finish(self) -> str:
-        """Return all text that was held back: an incomplete character, and the beginning of a possible stop string. A
-        stop string that the last characters complete still matches, and cuts the text."""
+        """Return all text that was held back: an incomplete character, text that the output parser holds, and the
+        beginning of a possible stop string. A stop string that the last characters complete still matches (but not
+        within `min_tokens`), and cuts the text."""
         text = self._decoder.flush()
         self._seen += len(text)
         if self._matcher is None:

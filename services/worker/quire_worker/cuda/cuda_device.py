@@ -203,8 +203,9 @@ class CudaDevice:
 
     def prepare(self) -> bool:
         """Capture one missing graph and, if none is left then, plan one prompt length for cuDNN; returns whether more
-        may be left. If this fails, that is logged. The device then prepares and captures nothing any more, and such
-        steps run kernel by kernel."""
+        may be left. If this fails, that is logged. The device then prepares and captures nothing any more: steps
+        without a graph run kernel by kernel, and attention computes all prompts in tiles, even those of a planned
+        length."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again

@@ -146,8 +146,9 @@ class Decoder(Generic[P]):
 
 
 def _enter(ops: Ops[P], delta: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
-    """Add `delta`, the result of the block before, to the residual in place, if there is one. Return the input of the
-    next block: the norm of the residual, or the residual itself without a norm."""
+    """Add `delta`, the result of the block before, to the residual in place. `delta` is None before the first block, or
+    if the block before has already added its result to the residual. Return the input of the next block: the norm of
+    the residual, or the residual itself without a norm."""
     if norm is not None:
         return norm.add_and_run(ops, delta, residual)
     if delta is not None:

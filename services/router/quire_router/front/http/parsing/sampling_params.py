@@ -52,10 +52,10 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
-    """Return the `sampling_params` of a job with this limit of its answer, without values at their defaults.
-    `parse_tokens` converts them back to the same sampling. Raises Unsupported for best_of, for a max_tokens of 0, and
-    if tools demand a structure (a tool_choice that forces a call, or strict tools), because the object cannot express
-    them."""
+    """Return the `sampling_params` of a job with this limit of its answer. `max_tokens` and `temperature` are always
+    there; other values at their defaults are left out. `parse_tokens` converts them back to the same sampling. Raises
+    Unsupported for best_of, for a max_tokens of 0, and if tools demand a structure (a tool_choice that forces a call,
+    or strict tools), because the object cannot express them."""
     if job.best_of > 1:
         raise unsupported("best_of", " in a request that is rendered")
     if job.prompt_only:
