@@ -50,8 +50,9 @@ class WorkerObserver:
         self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
 
     def step_done(self, timing: StepTiming, size: StepSize, running: int, spare: int) -> None:
-        """Update the metrics after a step: its times (microseconds), tokens and work, and how many sequences have a
-        decode row (`running`) or stand by (`spare`)."""
+        """Update the metrics after a step: its times (microseconds), tokens and work, and how many sequences have
+        slots, also those that wait or prefill: up to `max_num_seqs` of them (`running`), and the others, which stand
+        by (`spare`)."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
         self._busy_seconds.inc((timing.forward + timing.sample + timing.copy) / 1e6)

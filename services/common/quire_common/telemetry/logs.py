@@ -132,9 +132,9 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the JSON line: time, level and identity first, then the message and ids, then the event's own fields.
-        Secret fields are masked, and a field with a name of ours gets an underscore behind it. The message is cut to
-        2000 characters. A traceback comes last."""
+        """Return the JSON line: time, level and identity first, then the logger, the message and ids, then the event's
+        own fields. Secret fields are masked, and a field with a name that is in the line already gets an underscore
+        behind it. The message is cut to 2000 characters. A traceback comes last, and replaces a field `traceback`."""
         line: dict[str, Any] = {
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),

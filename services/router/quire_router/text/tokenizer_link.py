@@ -157,7 +157,7 @@ class TokenizerLink:
 
     async def _until_lost(self) -> None:
         """Return when `suspect` was called, or when the health service says that the tokenizer serves no more or does
-        not answer."""
+        not answer. For a tokenizer without a health service, only `suspect` counts."""
         signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._wait_while_serving())]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)

@@ -103,11 +103,12 @@ class Lifecycle:
             self._replica.stats.preempted(swapped=swapped)
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
-        """Handle a slot that the worker ended because it lost the slot's pages. A STARTED request leaves the slot and
-        is READY again at once; its transfer is suspended, and the caches forget its pages. The fourth such loss fails
-        the request with Internal. Otherwise, for a request that has left its slot already, the loss is only counted. If
-        the request waited for pages that another request was to fill, the loss does not count against it and no page is
-        suspect."""
+        """Handle a slot that the worker ended because it lost the slot's pages. The fourth such loss fails the request
+        with Internal, also if it has left the slot already. Otherwise, a STARTED request leaves the slot and is READY
+        again at once. The exports of its pages to another engine are cancelled until it starts again, the prefix cache
+        forgets the pages, and the kvstore's copies are quarantined. For a request that has left its slot already, the
+        loss is only counted. If the request waited for pages that another request was to fill, the loss does not count
+        against it and no page is suspect."""
         awaited = self._replica.cache.awaits(request)
         self._replica.stats.lost_pages()
         if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:

@@ -96,10 +96,11 @@ class PrefixCache:
         self._ready_pages.pop(request.uid, None)
 
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
-        """Note that the request starts on the pages of `hit`, followed by its own pages. Pages before index `loaded`
-        are loaded from the kvstore. The request's own full pages are promised, unless pages of that content are named
-        or promised already. Other requests may start on promised pages. If pages of `hit` are only promised, note that
-        the request awaits them. If the cache is off, only the number of ready pages is noted."""
+        """Handle the start of a request on the pages of `hit`, followed by its own pages. Its page hashes are extended
+        to all of its full pages. Its own full pages are promised, unless pages of that content are named or promised
+        already. Other requests may start on promised pages. The kvstore loads the pages before index `loaded`, so that
+        their promises stay if the request leaves. If pages of `hit` are only promised, note that the request awaits
+        them. If the cache is off, only the number of ready pages is noted."""
         self.restart(request, hit.ready)
         if not self.enabled:
             return

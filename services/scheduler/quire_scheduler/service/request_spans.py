@@ -20,8 +20,9 @@ class RequestSpans:
         self._spans: dict[tuple[int, int], tracing.Span] = {}
 
     def begin(self, session: int, handle: int, context: RequestContext) -> RequestContext:
-        """Start the request's span. Returns the context that makes this span the parent of the worker's and the
-        kvstore's spans. Without tracing, or if the handle has a span already, returns the context unchanged."""
+        """Start the request's span alone; `end` records the child span of the queue. Returns the context that makes
+        this span the parent of the worker's and the kvstore's spans. Without tracing, or if the handle has a span
+        already, returns the context unchanged."""
         key = (session, handle)
         if not tracing.enabled() or key in self._spans:
             return context

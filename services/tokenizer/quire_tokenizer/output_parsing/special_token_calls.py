@@ -149,9 +149,10 @@ class SpecialTokenToolParser:
         opens the block of code, which may be missing. Behind this line, or from a bracket on, the text is the call's
         arguments.
 
-        If more than MAX_NAME_CHARS characters precede the arguments, or the name is not valid, NO_CALL_FOUND is noted.
-        Then the text of the call is content, with its markers, and so is the text that follows, until another call or
-        section begins.
+        If both lines and the white space around them have more than MAX_NAME_CHARS characters, or the name is not
+        valid, NO_CALL_FOUND is noted. Then the text of the call is content, with its markers, and so is the text that
+        follows, until another call or section begins. If any other text follows the line with the name, the arguments
+        never begin: all text is held back until the call ends, whatever its length.
         """
         self._raw += text
         self._tail += text

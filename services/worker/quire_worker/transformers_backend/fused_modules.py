@@ -73,8 +73,9 @@ def find_fused(module: nn.Module, ops: Ops[Any]) -> nn.Module | None:
 
 
 def _rotating(module: nn.Module) -> nn.Module | None:
-    """Return an attention module that rotates by one kernel, if its code calls `apply_rotary_pos_emb` and that function
-    rotates halves of heads; None: there is none."""
+    """Return a module that runs the attention module's code with the kernel's rotation for `apply_rotary_pos_emb`. None
+    unless the code calls that function, the module has parameters, and the function's results for random heads agree
+    with the kernel's. Only the two rotations are compared, and never the attention modules."""
     forward: Any = type(module).forward
     theirs = getattr(forward, "__globals__", {}).get(_ROTATION)
     weight = next(module.parameters(), None)
