@@ -19,6 +19,10 @@ _MAX_ERROR_BYTES = 2000
 _TOKEN_IDS = re.compile(rb'"token_ids": ?\[([^\]]*)\]')
 
 
+class _MalformedUsage(ValueError):
+    """The server sent a usage that cannot be read."""
+
+
 class StreamConnection(asyncio.Protocol):
     """`send` sends a request and returns its future. After an answer, `reusable` says whether another request may
     follow; a new connection takes its first request without it."""
@@ -85,6 +89,9 @@ class StreamConnection(asyncio.Protocol):
                 self._chunks(data, now_s)
             else:
                 self._plain(data, now_s)
+        except _MalformedUsage as error:
+            self._outcome.fail(str(error))
+            self.close()
         except (ValueError, IndexError) as error:
             self._outcome.fail(f"not HTTP: {error}")
             self.close()
@@ -162,8 +169,7 @@ class StreamConnection(asyncio.Protocol):
                 if b'"token_ids"' in event and (ids := _TOKEN_IDS.search(event)) is not None:
                     outcome.told_tokens.append(ids[1].count(b",") + 1 if ids[1] else 0)
             if b'"usage":{' in event or b'"usage": {' in event:
-                usage = json.loads(event[5:])["usage"]
-                outcome.set_usage(usage["prompt_tokens"], usage["completion_tokens"])
+                outcome.set_usage(*_usage(event))
             elif event.startswith((b'data: {"error"', b"event: error")):
                 outcome.fail(event[:_MAX_ERROR_BYTES].decode("utf-8", "replace"))
             if self._keep_events and event != b"data: [DONE]":
@@ -180,3 +186,18 @@ class StreamConnection(asyncio.Protocol):
         self.reusable = self._keep
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+def _usage(event: bytes) -> tuple[int, int]:
+    """Return the numbers of prompt tokens and of output tokens that an event with a usage has. Raises _MalformedUsage
+    if it is not JSON, or a number is missing or is no integer."""
+    try:
+        usage = json.loads(event[5:])["usage"]
+        counts = usage["prompt_tokens"], usage["completion_tokens"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        counts = None, None
+    prompt_tokens, output_tokens = counts
+    if type(prompt_tokens) is not int or type(output_tokens) is not int:
+        shown = event[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+        raise _MalformedUsage(f"the usage has no prompt_tokens and completion_tokens: {shown}")
+    return prompt_tokens, output_tokens

@@ -108,6 +108,25 @@ async def test_what_goes_wrong_is_said() -> None:
     assert outcome.error.startswith("not HTTP") and wire.closed
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices":[],"usage":{"total":1}}',
+        '{"choices":[],"usage":{"prompt_tokens":1}}',
+        '{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":null}}',
+        '{"choices":[],"usage":{"prompt_tokens":"1","completion_tokens":2}}',
+        '{"choices":[{"usage":{"prompt_tokens":1,"completion_tokens":2}}]}',
+        '[{"usage":{"prompt_tokens":1,"completion_tokens":2}}]',
+        '{"usage":{"prompt_tokens":',
+        '{"usage":{"prompt_tokens":' + "[" * 100_000,
+    ],
+)
+async def test_a_usage_without_its_counts_fails_its_request(event: str) -> None:
+    outcome, connection, wire = await receive(answer(token("a"), event, "[DONE]"), lost=True)
+    assert "usage has no prompt_tokens and completion_tokens" in outcome.error and '"usage":{' in outcome.error
+    assert wire.closed and not connection.reusable
+
+
 async def test_a_body_that_ends_with_its_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     outcome, connection, _ = await receive(head + f"data: {token('a')}\r\n\r\n".encode(), lost=True)
