@@ -73,9 +73,9 @@ def check_redis(address: str) -> Finding:
 
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
-    """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the bytes
-    that came until `redis_version:` was among them, and not always the whole version; those from an error on if that
-    comes first; or all that came before the connection ended. Raises OSError, also after 3 s without an answer."""
+    """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the answer's
+    bytes up to the end of the version's line, those from an error on if that comes first, or all that came before the
+    connection ended. Raises OSError, also after 3 s without an answer."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
@@ -87,7 +87,7 @@ def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
         connection.sendall(asked)
         connection.settimeout(_TIMEOUT_S)
         answer = b""
-        while b"redis_version:" not in answer and len(answer) < 65536:
+        while b"\r" not in answer.partition(b"redis_version:")[2] and len(answer) < 65536:
             piece = connection.recv(4096)
             if not piece:
                 break

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,26 @@ def test_a_redis_user_without_rights_is_told_so(redis_server: RedisServer) -> No
         client.acl_setuser("small", enabled=True, passwords=["+word"], commands=["+ping"])
     found = check_redis(f"redis://small:word@127.0.0.1:{redis_server.port}/0")
     assert found.state == "failed" and "NOPERM" in found.found
+
+
+@pytest.mark.parametrize(
+    "cuts", [(b"redis_version:", b"7.2.4\r\nos:Linux\r\n"), (b"redis_version:7", b".2.4\r", b"\n")]
+)
+def test_version_of_a_redis_may_come_in_several_packets(cuts: tuple[bytes, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                for piece in (b"+PONG\r\n$99\r\n# Server\r\n" + cuts[0], *cuts[1:]):
+                    connection.sendall(piece)
+                    time.sleep(0.1)
+
+        answered = pool.submit(answer)
+        found = check_redis(f"127.0.0.1:{server.getsockname()[1]}")
+        answered.result(60)
+    assert found.state in ("ok", "warning") and found.found.startswith("7.2.4, ")
 
 
 @pytest.mark.parametrize(
