@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from quire.doctor.finding import Finding, ok, warning
+from quire.local.spec import usable_cores
 from quire.local.state import base_directory
 
 _GIB = 1 << 30
@@ -23,7 +24,7 @@ _STA_UNSYNC = 0x40
 
 def check_cores() -> Finding:
     """Warn of fewer than two cores for this process, since five processes share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if cores < _LEAST_CORES:
         return warning("cores", f"{cores} core", f"Give at least {_LEAST_CORES}: services and worker share them.")
     return ok("cores", f"{cores} cores")

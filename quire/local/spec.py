@@ -282,10 +282,16 @@ def replica_of(member: str) -> tuple[str, str]:
     return f"scheduler{dash}{number}", f"worker{dash}{number}"
 
 
+def usable_cores() -> int:
+    """Return the number of cores on which this process may run; all cores of the machine on systems that do not say,
+    such as macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _worker_threads(replicas: int) -> int:
     """Return the number of threads for each of `replicas` workers, at least 1: all together have half of the cores.
     Other services need cores too, and torch's threads spin while they wait for a core."""
-    return max(1, len(os.sched_getaffinity(0)) // 2 // replicas)
+    return max(1, usable_cores() // 2 // replicas)
 
 
 def join(host: str, port: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import Any
 
 import pytest
 
+from quire.doctor.machine import check_cores
 from quire.errors import InvalidArgument
 from quire.local.spec import SERVICES, StackSpec, replica_of, role_of, service_of
 from quire_kvstore.config import KvstoreConfig
@@ -105,6 +107,13 @@ def test_each_replica_publishes_its_events_at_ports_of_its_own(
         found = [config.get(name) for name in ("endpoint", "replay_endpoint")]
         assert found == [address and f"tcp://{address}" for address in wanted]
         assert ours.binds == parse_kv_events_config(json.dumps(given)).binds
+
+
+def test_workers_share_the_cores_of_a_system_that_tells_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert options(StackSpec("test", "a-model", replicas=3), "worker-1")["torch-threads"] == "2"
+    assert check_cores().found == "12 cores"
 
 
 def test_what_a_scheduler_is_to_complain_of_reaches_it_as_it_is() -> None:
