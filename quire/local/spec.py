@@ -305,7 +305,7 @@ def kv_events_of(text: str, replica: int) -> str:
     be parsed is returned unchanged, and the scheduler reports its error."""
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if not isinstance(config, dict) or not replica:
         return text

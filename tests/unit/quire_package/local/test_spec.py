@@ -117,7 +117,7 @@ def test_workers_share_the_cores_of_a_system_that_tells_no_affinity(monkeypatch:
 
 
 def test_what_a_scheduler_is_to_complain_of_reaches_it_as_it_is() -> None:
-    for text in ("no JSON", "[]", '{"endpoint": 3}'):
+    for text in ("no JSON", "[]", '{"endpoint": 3}', "[" * 100_000):
         spec = StackSpec("test", "a-model", replicas=2, flags={"scheduler": {"kv-events-config": text}})
         assert options(spec, "scheduler-2")["kv-events-config"] == text
 

@@ -56,6 +56,7 @@ def test_wildcard_endpoints_are_bound_as_in_vllm(endpoint: str, binds: bool) -> 
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
+        pytest.param('{"topic":' * 100_000, "nested too deeply", id="deep"),
         ('{"enable": true}', "supported: enable_kv_cache_events, publisher"),
         ('{"publisher": "kafka"}', "supported: null, zmq"),
         ('{"enable_kv_cache_events": 1}', "not bool"),

@@ -87,6 +87,8 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
         values = json.loads(text)
     except ValueError as error:
         raise _bad(f"it is not JSON: {error}") from None
+    except RecursionError:
+        raise _bad("it is nested too deeply") from None
     if not isinstance(values, dict):
         raise _bad("it is not a JSON object")
     for name, value in values.items():
