@@ -32,13 +32,15 @@ class ChatPrompt:
 Prompt = str | Sequence[int] | ChatPrompt | Mapping[str, Any]
 _SALT = "cache_salt"
 _FIELDS = ("prompt", "prompt_token_ids", _SALT)
+# Sequences of integers that are no token ids.
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
     """Return the prompt in one of three forms: text, a list of token ids, or a ChatPrompt. A mapping counts as its
     `prompt_token_ids` if it has this key, even with None, or else its `prompt`. Raises InvalidArgument for an empty
-    text or list, a list with other items than integers, unknown fields of a mapping (unless they are None), or any
-    other type. Bytes are taken for a list of ids."""
+    text or list, unknown fields of a mapping (unless they are None), or any other type; bytes are no token ids, and a
+    bool is none either."""
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidArgument(
@@ -60,8 +62,8 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
             return normalise(prompt["prompt_token_ids"])
         if "prompt" in prompt:
             return normalise(prompt["prompt"])
-    elif isinstance(prompt, Sequence):
-        tokens = [token for token in prompt if isinstance(token, int)]
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, _BYTES):
+        tokens = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
         if not prompt:
             raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Give at least one.", param="prompt")
         if len(tokens) == len(prompt):
@@ -91,6 +93,6 @@ def salted(tokens: list[int], salt: str) -> Prompt:
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether a call's argument is a list of prompts, and not one prompt. A list of integers is one prompt, as in vLLM;
     an empty list is a batch."""
-    if isinstance(prompts, str | ChatPrompt | Mapping):
+    if isinstance(prompts, (str, ChatPrompt, Mapping, *_BYTES)):
         return False
     return not (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))
