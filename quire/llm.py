@@ -215,14 +215,13 @@ class LLM:
         self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
     ) -> list[BeamSearchOutput]:
         """Run a beam search for every prompt, `limit` of them at a time, and return the results in order. Each
-        completed prompt advances the bar, which is closed at the end."""
-        eos = frozenset((await self._client.models())[0].eos_token_ids)
+        completed prompt advances the bar, which is closed in any case."""
         gate = asyncio.Semaphore(limit)
 
         async def ask(beams: Sequence[Prompt], step: SamplingParams) -> list[RequestOutput]:
             return await self._serve(beams, [step] * len(beams), [0] * len(beams))
 
-        async def one(prompt: Prompt) -> BeamSearchOutput:
+        async def one(prompt: Prompt, eos: frozenset[int]) -> BeamSearchOutput:
             """Search one prompt when there is room, count it in the bar, and return the result."""
             async with gate:
                 found = await search(prompt, params, eos, ask)
@@ -231,7 +230,8 @@ class LLM:
             return found
 
         try:
-            return await self._gather([one(prompt) for prompt in prompts])
+            eos = frozenset((await self._client.models())[0].eos_token_ids)
+            return await self._gather([one(prompt, eos) for prompt in prompts])
         finally:
             if bar is not None:
                 bar.close()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, InvalidArgument, NotFound, SamplingParams
+from quire import LLM, AsyncClient, BeamSearchParams, InvalidArgument, NotFound, SamplingParams, Unavailable
+from quire.outputs import ModelCard
 from quire.prompts import Prompt
 from quire.v1 import common_pb2
 from tests.fakes.router.fake_router import FakeRouter
@@ -96,6 +97,26 @@ async def test_works_within_a_running_loop(fake: Fake) -> None:
     assert asyncio.get_running_loop().is_running()
     with LLM(address=address) as llm:
         assert llm.generate("a")[0].finished
+
+
+def test_beam_search_without_an_answer_about_models_closes_its_bar(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def models(_client: AsyncClient) -> list[ModelCard]:
+        raise Unavailable("ENGINE_LOST", "The router is away.", "Try again.")
+
+    class Bar:
+        closed = False
+
+        def __init__(self, **_options: Any) -> None:
+            bars.append(self)
+
+        def close(self) -> None:
+            self.closed = True
+
+    bars: list[Bar] = []
+    monkeypatch.setattr(AsyncClient, "models", models)
+    with LLM(address=fake[1]) as llm, pytest.raises(Unavailable, match="router is away"):
+        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2), use_tqdm=Bar)
+    assert [bar.closed for bar in bars] == [True]
 
 
 def test_close_is_idempotent_and_leaves_no_thread(fake: Fake) -> None:
