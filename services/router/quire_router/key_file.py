@@ -67,8 +67,8 @@ class KeyFile:
 def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     """Read a key file of either form: YAML that begins with `keys:`, or one plain key per line. Limits that a YAML
     entry leaves out are those of `default_limits`. An entry without `models` may use all models, and one without
-    `scopes` has DEFAULT_SCOPES. Raises ConfigError for a file that cannot be read, is malformed, or has no key, or more
-    than 10,000 in YAML."""
+    `scopes` has DEFAULT_SCOPES. Raises ConfigError for a file that cannot be read, is malformed, has no key or
+    more than 10,000, or has a key twice."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,8 +91,7 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
         raise ConfigError(
             "API_KEY_FILE", f"The API key file {path!r} has no YAML list under `keys`.", "See the router's README."
         )
-    if len(entries) > _MOST_KEYS:
-        raise ConfigError("API_KEY_FILE", f"{path!r} has {len(entries)} keys.", f"The limit is {_MOST_KEYS}.")
+    _check_count(path, len(entries))
     return KeyFile(
         named=_check_unique(path, [_parse_entry(path, i, entry, default_limits) for i, entry in enumerate(entries)])
     )
@@ -100,8 +99,8 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
 
 def _plain_keys(path: str, text: str) -> tuple[str, ...]:
     """Return the keys of a file with one key per line; empty lines and lines that begin with # are skipped. Raises
-    ConfigError, naming the line, for a line that cannot be a key."""
-    keys = []
+    ConfigError, naming the line, for a line that cannot be a key or repeats one, and for more than 10,000 keys."""
+    keys: dict[str, None] = {}
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
             continue
@@ -112,8 +111,17 @@ def _plain_keys(path: str, text: str) -> tuple[str, ...]:
                 "Begin a YAML file with a line `keys:` and indent its entries, without a byte order mark; "
                 "else write one key per line, without spaces, colons or quotes.",
             )
-        keys.append(line)
+        if line in keys:
+            raise ConfigError("API_KEY_FILE", f"Line {number} of {path!r} repeats a key.", "Remove the line.")
+        keys[line] = None
+    _check_count(path, len(keys))
     return tuple(keys)
+
+
+def _check_count(path: str, count: int) -> None:
+    """Raise ConfigError if a file of either form has more than 10,000 keys."""
+    if count > _MOST_KEYS:
+        raise ConfigError("API_KEY_FILE", f"{path!r} has {count} keys.", f"The limit is {_MOST_KEYS}.")
 
 
 def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:

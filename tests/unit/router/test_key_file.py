@@ -131,3 +131,27 @@ def test_plain_key_file_is_read(tmp_path: Path) -> None:
     file.write_text("# ours\n\n  sk-Ab_9+/=  \nquire-x.y~z\n")
     keys = load_api_keys([], str(file))
     assert keys.admit("Bearer sk-Ab_9+/=") and keys.admit("Bearer quire-x.y~z") and not keys.admit("Bearer # ours")
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "repeated", "cause"),
+    [
+        ("plain", 10_001, 0, "has 10001 keys"),
+        ("yaml", 10_001, 0, "has 10001 keys"),
+        ("plain", 2, 1, "Line 4 .* repeats a key"),
+        ("yaml", 2, 1, "has a key twice"),
+    ],
+)
+def test_both_forms_bound_their_keys_and_refuse_a_key_twice(
+    tmp_path: Path, form: str, count: int, repeated: int, cause: str
+) -> None:
+    secrets = [f"secret-{index}" for index in range(count)]
+    secrets += secrets[:repeated]
+    if form == "yaml":
+        path = write(tmp_path, *({"name": "a", "sha256": digest(key)} for key in secrets))
+    else:
+        (tmp_path / "keys").write_text("\n".join(["# ours", *secrets]))
+        path = str(tmp_path / "keys")
+    with pytest.raises(ConfigError, match=cause) as caught:
+        load_api_keys([], path)
+    assert "secret" not in str(caught.value)
