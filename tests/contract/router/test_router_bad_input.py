@@ -125,6 +125,9 @@ TABLE = [
     completion("bias of a wrong type", "BAD_TYPE", "logit_bias.5", logit_bias={"5": "1"}),
     completion("bias NaN", "OUT_OF_RANGE", "logit_bias.5", logit_bias={"5": float("nan")}),
     completion("bias of no token", "TOKEN_OUT_OF_RANGE", "logit_bias", "id 300, which is not", logit_bias={"300": 1}),
+    completion(
+        "two biases of a token", "BAD_VALUE", "logit_bias", "id 1 twice. Name each", logit_bias={"1": 5, "01": -5}
+    ),
     completion("biases as a list", "BAD_TYPE", "logit_bias", logit_bias=[1]),
     completion("too many biases", "TOO_MANY_ITEMS", "logit_bias", logit_bias={str(i): 1 for i in range(2000)}),
     completion("nothing allowed", "EMPTY_LIST", "allowed_token_ids", "Allow some", allowed_token_ids=[]),

@@ -171,7 +171,7 @@ def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
 def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float], ...]:
     """Convert an object from token ids, as decimal text, to biases into pairs (id, bias), by ascending id. Raises
     InvalidArgument for another type, more than `max_items` members, a name that is not an id within the field's bounds,
-    and a bias that is not a finite number."""
+    two names of the same id (`1` and `01`), and a bias that is not a finite number."""
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object of token ids and biases")
     if len(value) > field.max_items:
@@ -185,7 +185,12 @@ def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float
                 "Name token ids, as decimal integers.",
                 param=name,
             )
-        found[_check_int(f"{name}.{token}", int(token), field)] = _check_number(f"{name}.{token}", bias, _ANY_NUMBER)
+        token_id = _check_int(f"{name}.{token}", int(token), field)
+        if token_id in found:
+            raise InvalidArgument(
+                "BAD_VALUE", f"{name} has the token id {token_id} twice.", "Name each token id once.", param=name
+            )
+        found[token_id] = _check_number(f"{name}.{token}", bias, _ANY_NUMBER)
     return tuple(sorted(found.items()))
 
 
