@@ -52,7 +52,14 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
     """Raise InvalidArgument for a resumed answer that has at least `max_tokens` tokens already, has more than 1024
     characters per token on average, or has ids outside the vocabulary or bytes that are no int32 ids."""
     ids = i32(resume.output_ids, "resume.output_ids")
-    if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
+    if resume.characters > len(ids) * _MOST_CHARACTERS:
+        raise InvalidArgument(
+            "BAD_RESUME",
+            f"resume has {resume.characters} characters for {len(ids)} tokens, more than {_MOST_CHARACTERS} per token.",
+            "Send as `characters` the number of characters that came, and as `output_ids` all tokens that came.",
+            param="resume",
+        )
+    if len(ids) >= max_tokens:
         raise InvalidArgument(
             "BAD_RESUME",
             f"resume has {len(ids)} tokens, and max_tokens is {max_tokens}: no token is left to generate.",
