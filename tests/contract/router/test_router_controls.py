@@ -185,6 +185,7 @@ async def test_repetition_detection_reaches_the_engine_and_the_finish_reason() -
         request = ib.GenerateRequest(text="ab", max_tokens=2, repetition_detection=sent, truncate_prompt_tokens=1)
         responses = [response async for response in rig.inference.Generate(request)]
         assert responses[-1].finish_reason == pb.FINISH_REASON_REPETITION
+        assert responses[-1].stop_string == "repetition_detected", "vLLM's stop reason, as over HTTP"
         assert responses[-1].usage.prompt_tokens == 1
         assert rig.scheduler.submits[-1].sequence.stop.repetition_detection == sent
         await rig.complete("ab", max_tokens=2, repetition_detection={"max_pattern_size": 0})

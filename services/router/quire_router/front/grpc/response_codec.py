@@ -31,9 +31,9 @@ class GenerateFormat:
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
         """Convert one delta of one choice to a response: text or parts, token ids, finish reason, the stop string or
-        stop token. After an end by repetition detection, the stop string is `repetition_detected`. Logprobs, prompt ids
-        and prompt logprobs are there if asked for. The first response of all has the prompt's ids. The last response of
-        a prompt's first choice has the prompt's logprobs."""
+        stop token. After an end by repetition detection, the stop string is vLLM's stop reason `repetition_detected`.
+        Logprobs, prompt ids and prompt logprobs are there if asked for. The first response of all has the prompt's ids.
+        The last response of a prompt's first choice has the prompt's logprobs."""
         response = ib.GenerateResponse(
             request_id=self._request_id,
             index=delta.index,
