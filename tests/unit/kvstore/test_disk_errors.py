@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from tests.unit.kvstore.pages import chain, framed, put
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 A = chain("a", 8)
 
@@ -84,3 +85,33 @@ def test_a_page_goes_only_if_the_error_is_its_files(
         assert (file.exists(), disk.pages) == ((True, 8) if stays else (False, 7))
         refused.clear()
         assert found(store, A)[0] == (8 if stays else 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "stays"),
+    [(errno.EMFILE, True), (errno.ENFILE, True), (errno.ENOMEM, True), (errno.EACCES, True), (errno.EIO, False)],
+)
+def test_a_start_removes_no_page_whose_header_cannot_be_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, stays: bool
+) -> None:
+    with tiered(disk=tmp_path) as store:
+        put(store, A)
+        eventually(lambda: tier(store, "disk").figures.stored == 8)
+    real, refused = os.open, [str(DiskFiles(tmp_path).path(A.key(index))) for index in (3, 4)]
+    half = f"{refused[0]}.17.tmp"
+    Path(half).write_bytes(b"half a page")
+
+    def refusing(file: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if str(file) in (*refused, half):
+            raise OSError(code, os.strerror(code))
+        return real(file, flags, mode, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refusing)
+        with tiered(disk=tmp_path) as store:
+            disk = tier(store, "disk")
+            assert (disk.pages, disk.figures.corrupt, disk.figures.errors) == ((6, 1, 2) if stays else (6, 3, 0))
+    assert [Path(file).exists() for file in (*refused, half)] == [stays, stays, False]
+    assert sum("cannot be read now" in line for line in caplog.messages) == stays, "logged once for both"
+    with tiered(disk=tmp_path) as store:
+        assert found(store, A) == (8 if stays else 3, "disk")

@@ -18,7 +18,7 @@ from quire_common.errors import require
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.backend import TierCounts
-from quire_kvstore.tiers.disk_files import DiskFiles, ScanFigures
+from quire_kvstore.tiers.disk_files import PAGE_LOST, DiskFiles, ScanFigures
 from quire_kvstore.tiers.disk_index import DiskIndex
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What says of the file that its page is lost: it is not there (or something else is in its place), or its blocks cannot
-# be read. Other errors, such as too many open files, say nothing about it.
-_PAGE_LOST = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO)
 # How many pages of the size of the refused one make room on a disk that is full.
 _PAGES_EVICTED_WHEN_FULL = 4
 
@@ -92,10 +89,10 @@ class DiskBackend:
         self._index.refresh(keys)
 
     def open(self) -> None:
-        """Lock the folder, and index its pages by their headers. A page larger than the capacity is removed, and so are
-        the oldest pages beyond it. If any page is left, that is reported. Files that the scan removed count as corrupt.
-        A failure is counted, logged once and tried again later. Does nothing if the disk is open already, or if it is
-        too early to try again."""
+        """Lock the folder, and index its pages by their headers; the oldest pages beyond the capacity are removed, and
+        it is reported if pages were found. Files that the scan removed count as corrupt, and files that it could not
+        read as errors, which are logged together. A failure is counted, logged once and tried again later. Does nothing
+        if the disk is open already, or if it is too early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -116,7 +113,14 @@ class DiskBackend:
             else:
                 self._remove_evicted(victims)
                 self._index.finish_write(page.key, written=True)
-        self.counts.add(foreign=figures.foreign, corrupt=figures.removed)
+        self.counts.add(foreign=figures.foreign, corrupt=figures.removed, errors=figures.unread)
+        if figures.unread:
+            log.warning(
+                "files of the disk tier cannot be read now; they stay until the next start",
+                path=self._path,
+                files=figures.unread,
+                reason=figures.unread_reason,
+            )
         if self.pages:
             self._on_pages_found()
         self._is_open = True
@@ -227,5 +231,5 @@ class DiskBackend:
         if error.errno != errno.ENOENT:
             self.counts.add(errors=1)
             log.warning("a page cannot be read", path=self._path, reason=str(error))
-        if error.errno in _PAGE_LOST:
+        if error.errno in PAGE_LOST:
             self.discard(key)

@@ -36,6 +36,9 @@ _FOLDER = re.compile(r"[0-9a-f]{2}")
 _PAGE = re.compile(r"[0-9a-f]{40}\.page")
 _TEMPORARY = re.compile(r"[0-9a-f]{40}\.page\.\d+\.tmp")
 _GROUP = struct.Struct("<I")
+# What says of the file that its page is lost: it is not there (or something else is in its place), or its blocks cannot
+# be read. Other errors, such as too many open files, say nothing about it.
+PAGE_LOST = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,13 @@ class FoundPage:
 
 @dataclass
 class ScanFigures:
-    """What a scan came across beside pages: files that are not ours, and files of ours that were no good."""
+    """What a scan came across beside pages: files that are not ours, files of ours that were no good, and files of ours
+    that could not be read for a reason that may pass (`unread_reason` is that of the last one)."""
 
     foreign: int = 0
     removed: int = 0
+    unread: int = 0
+    unread_reason: str = ""
 
 
 class DiskFiles:
@@ -125,19 +131,27 @@ class DiskFiles:
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
         """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
-        removed, and so are page files whose header is unreadable or does not fit their name or length. Files that are
-        none of ours stay. `figures` counts the removed files, also those that could not be removed, and the foreign
-        ones (a foreign folder as one). Raises OSError if a folder cannot be listed."""
+        removed, and so are page files that are lost, or whose header is damaged or does not fit their name or length.
+        Files that cannot be read for another reason, such as too many open files, stay, and so do files that are none
+        of ours. `figures` counts the removed files, also those that could not be removed, the unread ones, and the
+        foreign ones (a foreign folder as one). Raises OSError if a folder cannot be listed."""
         found: list[FoundPage] = []
         for folder in os.scandir(self._root):
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
                 figures.foreign += 1
                 continue
             for entry in os.scandir(folder.path):
-                ours = _PAGE.fullmatch(entry.name) or _TEMPORARY.fullmatch(entry.name)
-                if not ours or not entry.is_file(follow_symlinks=False):
+                temporary = _TEMPORARY.fullmatch(entry.name)
+                if not (temporary or _PAGE.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
                     figures.foreign += 1
-                elif page := self._read_header(entry):
+                    continue
+                try:
+                    page = None if temporary else self._read_header(entry)
+                except OSError as error:
+                    figures.unread += 1
+                    figures.unread_reason = str(error)
+                    continue
+                if page:
                     found.append(page)
                 else:
                     figures.removed += 1
@@ -190,8 +204,8 @@ class DiskFiles:
             os.close(fd)
 
     def _read_header(self, entry: os.DirEntry[str]) -> FoundPage | None:
-        """Return the page that the file's header describes; None where it cannot be read, or the file's name or length
-        is another."""
+        """Return the page that the file's header describes; None if the file is lost, the header is damaged, or the
+        file's name or length is another. Raises OSError for an error that says nothing about the page."""
         try:
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -199,7 +213,11 @@ class DiskFiles:
             finally:
                 os.close(fd)
             header = PageHeader.unpack(head)
-        except (OSError, PageCorrupt):
+        except PageCorrupt:
+            return None
+        except OSError as error:
+            if error.errno not in PAGE_LOST:
+                raise
             return None
         size = HEADER_BYTES + header.length
         if status.st_size != whole_blocks(size) or self.path(header.key).name != entry.name:
