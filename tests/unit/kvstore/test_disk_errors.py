@@ -16,7 +16,7 @@ from tests.unit.kvstore.pages import chain, framed, put
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
 
 A = chain("a", 8)
 
@@ -115,3 +115,18 @@ def test_a_start_removes_no_page_whose_header_cannot_be_read_now(
     assert sum("cannot be read now" in line for line in caplog.messages) == stays, "logged once for both"
     with tiered(disk=tmp_path) as store:
         assert found(store, A) == (8 if stays else 3, "disk")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_no_file_in_the_place_of_a_page_turns_direct_transfers_off(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    files, page = DiskFiles(tmp_path), memoryview(framed(A, 0))
+    files.write(A.key(0), page, 1)
+    direct = files.direct
+    file = files.path(A.key(1))
+    file.parent.mkdir(exist_ok=True)
+    make(file)
+    with pytest.raises(FileNotFoundError):
+        files.read(A.key(1), memoryview(bytearray(len(page))), 1)
+    assert files.direct is direct

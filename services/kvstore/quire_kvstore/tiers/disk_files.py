@@ -243,6 +243,8 @@ class DiskFiles:
             except OSError as error:
                 if error.errno != errno.EINVAL or not direct:
                     raise
+                if path.exists() and not path.is_file():  # a folder or pipe: no filesystem opens it with O_DIRECT
+                    raise FileNotFoundError(errno.ENOENT, "no file", str(path)) from None
                 self._direct = False  # such as tmpfs before Linux 6.6
             else:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
