@@ -56,6 +56,29 @@ def test_validators_reject_undescribed_members() -> None:
         check_request("/v1/completions", {"prompt": "a", "temprature": 1})
 
 
+@pytest.mark.parametrize(
+    ("field", "least", "greatest", "refused"),
+    [
+        ("stop_token_ids", [0, 1.0], [2**31 - 1], [[-1], [2**31], [1.5]]),
+        ("allowed_token_ids", [0], [255], [[-1], [2**31]]),
+        ("logit_bias", {"0": 1}, {"0000000255": 1}, [{"-1": 1}, {"1.0": 1}, {"": 1}, {"0" * 11: 1}, {"the": 1}]),
+    ],
+)
+async def test_document_bounds_token_ids_as_the_router_does(
+    field: str, least: Any, greatest: Any, refused: list[Any]
+) -> None:
+    async with router_rig() as rig:
+        for value in (least, greatest):
+            body = {"prompt": "a", "max_tokens": 1, field: value}
+            check_request("/v1/completions", body)
+            assert (await rig.http.post("/v1/completions", json=body)).status_code == 200
+        for value in refused:
+            body = {"prompt": "a", "max_tokens": 1, field: value}
+            with pytest.raises(jsonschema.ValidationError):
+                check_request("/v1/completions", body)
+            assert (await rig.http.post("/v1/completions", json=body)).status_code == 400
+
+
 async def test_docs_page_loads_nothing_from_other_hosts() -> None:
     async with router_rig(api_key=("k",)) as rig:
         answer = await rig.http.get("/docs")

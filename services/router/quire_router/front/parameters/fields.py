@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_INT32 = 2**31 - 1
 # A name in an object of strings has at most so many characters.
 MAX_NAME_CHARS = 64
+# The most digits of a token id that is the name of a bias; leading zeros count.
+MAX_ID_DIGITS = 10
 _TYPE_NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -178,7 +180,7 @@ def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float
         raise _too_many(name, len(value), "items", field)
     found: dict[int, float] = {}
     for token, bias in value.items():
-        if not token.isascii() or not token.isdecimal() or len(token) > 10:
+        if not token.isascii() or not token.isdecimal() or len(token) > MAX_ID_DIGITS:
             raise InvalidArgument(
                 "BAD_TYPE",
                 f"{name} has the name {token[:64]!r}, which is not a token id.",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from quire_router.front.parameters.fields import MAX_NAME_CHARS
+from quire_router.front.parameters.fields import MAX_ID_DIGITS, MAX_NAME_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,9 +75,9 @@ def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Sch
 
 
 def field_schema(field: Field) -> Schema:
-    """Return the schema of one field, with its finite bounds and a default that is not empty. The bounds of integers in
-    a list, and of token ids of biases, are left out. An unsupported field only has a description, which names the
-    values that are accepted. A field of strings takes one string or a list."""
+    """Return the schema of one field, with its finite bounds and a default that is not empty. An unsupported field only
+    has a description, which names the values that are accepted. A field of strings takes one string or a list. Token
+    ids of biases are names, for which a schema can say the digits, but not the bounds."""
     if not field.supported:
         told = "Not supported by this version"
         neutral = ", ".join(map(repr, field.neutral))
@@ -91,6 +91,11 @@ def field_schema(field: Field) -> Schema:
     if field.kind == "strings":
         item = {"type": "string", "minLength": 1, "maxLength": field.high}
         schema = {"anyOf": [item, {"type": "array", "items": item, "maxItems": field.max_items}]}
+    if field.kind == "ints":
+        limits = zip(("minimum", "maximum"), (field.low, field.high), strict=True)
+        schema["items"] = INTEGER | {name: value for name, value in limits if math.isfinite(value)}
+    if field.kind == "biases":
+        schema["propertyNames"] = {"pattern": f"^[0-9]{{1,{MAX_ID_DIGITS}}}$"}
     if field.kind == "texts":
         schema["propertyNames"] = {"maxLength": MAX_NAME_CHARS}
         schema["additionalProperties"] = {"type": "string", "maxLength": field.high}
@@ -106,7 +111,7 @@ _KINDS: Mapping[str, Schema] = {
     "bool": {"type": "boolean"},
     "string": {"type": "string", "bounds": ("", "", "maxLength")},
     "strings": {},
-    "ints": {"type": "array", "items": INTEGER, "bounds": ("", "", "maxItems")},
+    "ints": {"type": "array", "bounds": ("", "", "maxItems")},
     "biases": {"type": "object", "additionalProperties": NUMBER, "bounds": ("", "", "maxProperties")},
     "texts": {"type": "object", "bounds": ("", "", "maxProperties")},
     "object": {"type": "object"},
