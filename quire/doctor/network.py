@@ -65,7 +65,8 @@ def check_redis(address: str) -> Finding:
         refusal = answer[1:].split(b"\r", 1)[0].decode("ascii", "replace")
         return failed("redis", f"{shown} refuses: {refusal}", f"Correct user and password in the URL: {_REDIS_URL}.")
     version = answer.partition(b"redis_version:")[2].split(b"\r", 1)[0].decode("ascii", "replace")
-    if not version[:1].isdigit() or int(version.split(".")[0]) < _LEAST_VERSION:
+    major = re.match(r"\d{1,9}", version)
+    if major is None or int(major[0]) < _LEAST_VERSION:
         return failed("redis", f"{shown} is version {version or 'unknown'}", f"Use {_LEAST_VERSION} or later.")
     if took_s > _SLOW_S:
         return warning("redis", f"{version}, {took_s * 1000:.0f} ms away", "Rate limits wait for it: put it nearer.")
@@ -74,8 +75,9 @@ def check_redis(address: str) -> Finding:
 
 def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
     """Connect, with TLS for rediss, log in if the URL has a password, and send PING and INFO. Returns the answer's
-    bytes up to the end of the version's line, those from an error on if that comes first, or all that came before the
-    connection ended. Raises OSError, also after 3 s without an answer."""
+    bytes up to the end of the version's line, those up to the end of INFO's reply if it has no version, those from an
+    error on if that comes first, or all that came before the connection ended. Raises OSError, also after 3 s without
+    an answer."""
     connection = socket.create_connection((host, port), _TIMEOUT_S)
     if url.scheme == "rediss":
         connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
@@ -87,7 +89,7 @@ def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
         connection.sendall(asked)
         connection.settimeout(_TIMEOUT_S)
         answer = b""
-        while b"\r" not in answer.partition(b"redis_version:")[2] and len(answer) < 65536:
+        while not _is_complete(answer) and len(answer) < 65536:
             piece = connection.recv(4096)
             if not piece:
                 break
@@ -96,3 +98,11 @@ def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
             if error := re.search(rb"^-", answer.partition(b"redis_version:")[0], re.MULTILINE):
                 return answer[error.start() :]
     return answer
+
+
+def _is_complete(answer: bytes) -> bool:
+    """Whether the answer has the whole line of the version, or the whole reply to INFO."""
+    if b"\r" in answer.partition(b"redis_version:")[2]:
+        return True
+    info = re.search(rb"^\$(\d{1,9})\r\n", answer, re.MULTILINE)
+    return info is not None and len(answer) >= info.end() + int(info[1])
