@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from quire_tokenizer.output_parsing.parts import PartWriter
 
 _FENCE = "```"
-_FENCE_BEGIN = re.compile(r"\s*```(?:json)?[ \t]*\n")
+# What precedes the arguments behind the line with the name: white space, and a line with a fence or else a bracket.
+# The group is all of this but the fence's line break.
+_ARGUMENTS_BEGIN = re.compile(r"(\s*(?:```(?:json)?[ \t]*(?=\n)|(?=[{\[])))\n?")
+# A text that more text may complete to _ARGUMENTS_BEGIN.
+_ARGUMENTS_MAY_BEGIN = re.compile(r"\s*(?:`{0,2}|```(?:j|js|jso|(?:json)?[ \t]*))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +153,27 @@ class SpecialTokenToolParser:
         opens the block of code, which may be missing. Behind this line, or from a bracket on, the text is the call's
         arguments.
 
-        If both lines and the white space around them have more than MAX_NAME_CHARS characters, or the name is not
-        valid, NO_CALL_FOUND is noted. Then the text of the call is content, with its markers, and so is the text that
-        follows, until another call or section begins. If any other text follows the line with the name, the arguments
-        never begin: all text is held back until the call ends, whatever its length.
+        If both lines and the white space around them have more than MAX_NAME_CHARS characters, if any other text
+        follows the line with the name, or if the name is not valid, NO_CALL_FOUND is noted. Then the text of the call
+        is content, with its markers, and so is the text that follows, until another call or section begins.
         """
         self._raw += text
         self._tail += text
         name, newline, rest = self._tail.partition("\n")
-        fence = _FENCE_BEGIN.match(rest)
-        begun = bool(fence) or rest.lstrip()[:1] in ("{", "[")
+        begin = _ARGUMENTS_BEGIN.match(rest)
         # Text before the arguments, without the last character of a fence. So pieces give up where the whole does.
-        before = fence.end() - 1 if fence else len(rest) - len(rest.lstrip())
-        if len(name) + len(newline) + before > MAX_NAME_CHARS:
+        before = begin.end(1) if begin else len(rest)
+        too_long = len(name) + len(newline) + before > MAX_NAME_CHARS
+        if too_long or not (begin or _ARGUMENTS_MAY_BEGIN.fullmatch(rest)):
             self._end_call()
             self.parse_text = self._in_content
             return
-        if not begun:
+        if begin is None:
             return
         self._header = name
         self._tail = ""
         if self._begin_call():
-            self._in_arguments(rest[fence.end() :] if fence else rest)
+            self._in_arguments(rest[begin.end() :])
 
     def _in_arguments(self, text: str) -> None:
         """Write a piece of the arguments, without the white space around them. If `fenced`, hold back backticks, spaces

@@ -246,6 +246,29 @@ def test_a_name_longer_than_names_may_be_is_content_whatever_the_pieces(behind: 
         assert summary(parse(parsers, pieces)) == (written, [])
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "```python\n{}\n```",
+        "```json {}\n```",
+        "``` json\n{}",
+        "``\n{}",
+        "`x`{}",
+        "prose {}",
+        "```" + " " * 2000 + "\n{}",
+    ],
+)
+def test_a_fenced_call_without_its_fence_is_content_at_once_whatever_the_pieces(behind: str) -> None:
+    parsers, tail = tool_parsers("deepseek_v3"), "x" * 50
+    written = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n \n{behind}{tail}"
+    for at in range(len(written) + 1):
+        assert summary(parse(parsers, [written[:at], written[at:]])) == (written, []), at
+    assert summary(parse(parsers, written)) == (written, [])
+    decoder = parsers.wrap(Pieces(written), OPTIONS)
+    assert [decoder.feed(at) for at in range(len(written))][-len(tail) :] == list(tail)
+    assert decoder.failures == ["no_call"]
+
+
 @pytest.mark.parametrize("space", [" \n", "\n\n", "\t", "\n" * 5000])
 def test_white_space_before_a_name_does_not_depend_on_pieces(space: str) -> None:
     for name, marker in (("glm45", "<tool_call>"), ("qwen3_coder", "<tool_call>"), ("minimax_m2", "<invoke name=")):
