@@ -100,14 +100,18 @@ def _quantization(value: Any) -> Mapping[str, Any]:
 
 # Fields that only say which CUDA graphs are captured, or how torch compiles; they change no answer.
 _COMPILATION_FIELDS = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_num_of_warmups"}
+# The values of both fields that vLLM knows, as `_plain` spells them, and the ones that turn CUDA graphs off.
+_COMPILATION_MODES = ("none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile", "0", "1", "2", "3")
+_GRAPH_MODES = ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "0", "1", "2")
 _NO_GRAPHS = ("none", "0")
 
 
 def _compilation(value: Any) -> Mapping[str, Any]:
-    """Translate compilation-config, a JSON object or a level, to --enforce-eager if its cudagraph_mode is none, null or
-    0 or its level is 0, else to nothing: other values of both are not checked. In an object, the level is `mode` or
-    `level`. The sizes of graphs, their maximum and the number of warm-ups are ignored. Raises Unsupported for other
-    fields, and InvalidArgument for a value that is neither an object nor an integer."""
+    """Translate compilation-config, a JSON object or a level, to --enforce-eager if its cudagraph_mode or its level is
+    NONE or 0, else to nothing. In an object, the level is `mode` or `level`; null means the default. The sizes of
+    graphs, their maximum and the number of warm-ups are ignored. Raises Unsupported for other fields. Raises
+    InvalidArgument for a value that is neither an object nor an integer, and for a level or a cudagraph_mode that vLLM
+    does not have."""
     fields = value
     if isinstance(value, str):
         try:
@@ -125,7 +129,7 @@ def _compilation(value: Any) -> Mapping[str, Any]:
         )
     fields = dict(fields)
     mode = fields.pop("mode", fields.pop("level", None))
-    graphs = _plain(fields.pop("cudagraph_mode", None)) if "cudagraph_mode" in fields else ""
+    graphs = fields.pop("cudagraph_mode", None)
     if unknown := sorted(set(fields) - _COMPILATION_FIELDS):
         raise Unsupported(
             "UNSUPPORTED_OPTION",
@@ -133,7 +137,25 @@ def _compilation(value: Any) -> Mapping[str, Any]:
             "Leave it out. Quire reads mode, cudagraph_mode and cudagraph_capture_sizes.",
             param="compilation-config",
         )
-    return {"enforce-eager": True} if graphs in _NO_GRAPHS or _plain(mode) in _NO_GRAPHS[1:] else {}
+    given = [
+        _known_mode(name, setting, modes)
+        for name, setting, modes in (("mode", mode, _COMPILATION_MODES), ("cudagraph_mode", graphs, _GRAPH_MODES))
+        if setting is not None
+    ]
+    return {"enforce-eager": True} if any(setting in _NO_GRAPHS for setting in given) else {}
+
+
+def _known_mode(name: str, value: Any, modes: tuple[str, ...]) -> str:
+    """Return the value of a field of compilation-config in one spelling. Raises InvalidArgument unless it is one of
+    `modes`."""
+    if _plain(value) not in modes:
+        raise InvalidArgument(
+            "BAD_VALUE",
+            f"compilation-config has {name} {value!r}.",
+            f"Give one of: {', '.join(modes).upper()}.",
+            param="compilation-config",
+        )
+    return _plain(value)
 
 
 _ONE_GPU = "one worker runs on one GPU."
@@ -229,7 +251,7 @@ VLLM_OPTIONS = (
     _switch("calculate-kv-scales", "false", "KV pages in fp8 need no scales."),
     VllmOption(
         "compilation-config",
-        "mode 0 and cudagraph_mode NONE turn CUDA graphs off; lists of sizes are ignored",
+        "mode NONE (0) and cudagraph_mode NONE turn CUDA graphs off; lists of sizes are ignored",
         "--enforce-eager",
         translate=_compilation,
         aliases=("O", "cc"),

@@ -39,6 +39,12 @@ def test_flags_and_yaml_spell_neutral_values_as_text() -> None:
         ({"compilation_config": '{"cudagraph_mode": "NONE"}'}, {"worker": {"enforce-eager": True}}),
         ({"compilation_config": 0}, {"worker": {"enforce-eager": True}}),
         ({"compilation_config": 3}, {}),
+        *(
+            ({"compilation_config": {"mode": mode}}, {"worker": {"enforce-eager": True}})
+            for mode in ("NONE", "none", 0, "0")
+        ),
+        *(({"compilation_config": {"mode": mode}}, {}) for mode in (None, "VLLM_COMPILE", "stock_torch_compile", 3)),
+        *(({"compilation_config": {"cudagraph_mode": mode}}, {}) for mode in (None, "FULL_AND_PIECEWISE", "full")),
     ],
 )
 def test_names_are_translated_and_quires_own_name_wins(options: dict[str, Any], flags: dict[str, Any]) -> None:
@@ -62,7 +68,16 @@ def test_a_refusal_has_its_cause_and_the_nearest_thing(name: str, value: Any, ca
 
 
 def test_bad_values_of_translated_names_are_refused() -> None:
-    for name, value in (("swap_space", "much"), ("swap_space", -1), ("compilation_config", "{")):
+    for name, value in (
+        ("swap_space", "much"),
+        ("swap_space", -1),
+        ("compilation_config", "{"),
+        ("compilation_config", 99),
+        ("compilation_config", {"level": 99}),
+        ("compilation_config", {"mode": -1}),
+        ("compilation_config", {"mode": True}),
+        ("compilation_config", {"cudagraph_mode": "bogus"}),
+    ):
         with pytest.raises(InvalidArgument, match=name.replace("_", "-")):
             stack_flags({name: value})
 
