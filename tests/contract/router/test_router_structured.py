@@ -205,6 +205,26 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 STRICT = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "called"),
+    [
+        ({}, "tools", "tools[].function.strict in"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice that forces"),
+    ],
+)
+async def test_a_chat_whose_tools_cannot_be_rendered_is_refused_by_what_it_sent(
+    fields: dict[str, str], param: str, called: str
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.tool_parser = "hermes"
+    async with router_rig([capable()], [tokenizer]) as rig:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "tools": STRICT, **fields}
+        answer = await rig.http.post("/v1/chat/completions/render", json=body)
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("PARAMETER_UNSUPPORTED", param)
+        assert error["message"].startswith(called)
+
+
 async def test_demanded_calls_reach_tokenizer_and_engine_in_every_api() -> None:
     tokenizer = FakeTokenizer()
     tokenizer.tool_parser = "hermes"

@@ -96,7 +96,8 @@ def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
         ),
     }
     if isinstance(job.structure, RequiredTools):
-        raise unsupported("tool_choice", " that forces a call, in a request that is rendered")
+        asked = " that forces a call," if job.structure.required else "[].function.strict"
+        raise unsupported(job.structure.param, f"{asked} in a request that is rendered")
     if job.structure is not None:
         every["structured_outputs"] = structured_outputs_of(job.structure), None
     return {name: value for name, (value, neutral) in every.items() if value != neutral}
