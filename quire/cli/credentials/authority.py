@@ -136,11 +136,11 @@ def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.
     """Write a key, which only this user can read, and then its certificate. Each file is replaced at once, so that a
     service never reads half of a file."""
     form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    _replace(folder / f"{name}.key", key.private_bytes(encoding, form, serialization.NoEncryption()), 0o600)
-    _replace(folder / f"{name}.pem", certificate.public_bytes(encoding), 0o644)
+    replace_file(folder / f"{name}.key", key.private_bytes(encoding, form, serialization.NoEncryption()), 0o600)
+    replace_file(folder / f"{name}.pem", certificate.public_bytes(encoding), 0o644)
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def replace_file(path: Path, content: bytes, mode: int) -> None:
     """Write a new file with these permissions, less the umask, and put it in the place of `path` in one step."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)

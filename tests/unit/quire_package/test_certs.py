@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from quire.__main__ import main
+from quire.__main__ import EXIT_INTERRUPTED, main
 from quire.cli.credentials.certs import IDENTITIES
 from quire.local.service_tls import service_flags
 from quire.local.spec import SERVICES
@@ -79,6 +79,35 @@ def test_a_second_run_renews_certificates_under_the_same_authorities(tmp_path: P
     worker = certificate(tmp_path, "worker")
     assert 7 <= (worker.not_valid_after_utc - worker.not_valid_before_utc).days <= 8
     assert not list(tmp_path.glob(".*")), "no half of a file is left"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", " ", "a b", "http://a.org", "a.org:443", "a.org/", "a..b", "*", "a.*.org", "*a.org", "-a", "a-", "1.2.3.999",
+     "[::1]", "x" * 64, "a.org\n", ".".join(["x" * 60] * 5)],
+)  # fmt: skip
+def test_a_wrong_host_is_refused_before_any_file_changes(tmp_path: Path, capsys: Capture, host: str) -> None:
+    folder = tmp_path / "certs"
+    assert main(["certs", str(folder), "--host", "a.org", f"--host={host}"]) == 1
+    assert "BAD_VALUE" in capsys.readouterr().err and not folder.exists()
+
+
+def test_hosts_may_be_wildcards_single_labels_and_addresses(tmp_path: Path) -> None:
+    hosts = ["*.example.org", "gpu_1", "a-b.example", "xn--gre-8ka.de", "7a"]
+    assert main(["certs", str(tmp_path), *(f"--host={host}" for host in [*hosts, "2001:db8::1"])]) == 0
+    assert set(hosts) <= set(names(tmp_path, "public", x509.DNSName))
+    assert "2001:db8::1" in names(tmp_path, "public", x509.IPAddress)
+
+
+def test_an_interrupted_run_leaves_no_part_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        assert not (tmp_path / "page_mac.key").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("quire.cli.credentials.certs.secrets.token_hex", interrupt)
+        assert main(["certs", str(tmp_path)]) == EXIT_INTERRUPTED
+    assert main(["certs", str(tmp_path)]) == 0 and len((tmp_path / "page_mac.key").read_text()) == 65
 
 
 @pytest.mark.parametrize(
