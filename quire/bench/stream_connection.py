@@ -63,11 +63,12 @@ class StreamConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # what create_connection makes is a Transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Complete an answer whose end is that of the connection; fail any other incomplete answer. The future is done
-        in both cases, and the connection is not reusable."""
+        """Complete an answer whose end is that of the connection; fail any other incomplete answer. An answer of status
+        200 fails in both cases if the connection broke with an error. The future is done in all cases, and the
+        connection is not reusable."""
         self._keep = self.reusable = False
         if self._done is not None and not self._done.done():
-            if self._left == -2 and not self._in_head:
+            if self._left == -2 and not self._in_head and (exc is None or self._status != 200):
                 self._end()
                 return
             if self._outcome.ok:

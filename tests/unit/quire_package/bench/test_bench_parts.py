@@ -53,14 +53,16 @@ USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tok
 WHOLE = answer(token("é"), token('"choices":[{'), token("c"), USAGE, "[DONE]")
 
 
-async def receive(*pieces: bytes, keep: bool = False, lost: bool = False) -> tuple[Outcome, StreamConnection, Wire]:
+async def receive(
+    *pieces: bytes, keep: bool = False, lost: bool = False, error: Exception | None = None
+) -> tuple[Outcome, StreamConnection, Wire]:
     connection, wire, outcome = StreamConnection(keep_events=keep), Wire(), Outcome()
     connection.connection_made(wire)
     done = connection.send(b"", outcome)
     for piece in pieces:
         connection.data_received(piece)
     if lost:
-        connection.connection_lost(None)
+        connection.connection_lost(error)
     await asyncio.wait_for(done, 60)
     return outcome, connection, wire
 
@@ -129,8 +131,14 @@ async def test_a_usage_without_its_counts_fails_its_request(event: str) -> None:
 
 async def test_a_body_that_ends_with_its_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
-    outcome, connection, _ = await receive(head + f"data: {token('a')}\r\n\r\n".encode(), lost=True)
+    sent = head + f"data: {token('a')}\r\n\r\n".encode()
+    outcome, connection, _ = await receive(sent, lost=True)
     assert outcome.frames == 1 and not outcome.error and not connection.reusable
+    outcome, connection, _ = await receive(sent, lost=True, error=ConnectionResetError("reset by peer"))
+    assert outcome.error == "connection lost: reset by peer" and not connection.reusable
+    sent = b"HTTP/1.1 413 Too Large\r\n\r\nless"
+    outcome, _, _ = await receive(sent, lost=True, error=ConnectionResetError("reset by peer"))
+    assert outcome.error == "HTTP 413: less", "the server's own reason"
 
 
 def test_arrivals_keep_their_rate() -> None:
