@@ -134,7 +134,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON line: time, level and identity first, then the logger, the message and ids, then the event's
         own fields. Secret fields are masked, and a field with a name that is in the line already gets an underscore
-        behind it. The message is cut to 2000 characters. A traceback comes last, and replaces a field `traceback`."""
+        behind it. The message is cut to 2000 characters. A traceback comes last."""
+        traceback = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
         line: dict[str, Any] = {
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),
@@ -144,10 +145,8 @@ class JsonFormatter(logging.Formatter):
             **_ids(),
         }
         for name, value in _fields(record).items():
-            line[f"{name}_" if name in line else name] = value
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=_plain, ensure_ascii=True)
+            line[f"{name}_" if name in line or name in traceback else name] = value
+        return json.dumps({**line, **traceback}, default=_plain, ensure_ascii=True)
 
 
 class PrettyFormatter(logging.Formatter):

@@ -63,9 +63,10 @@ def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> Non
     try:
         raise KeyError("x")
     except KeyError:
-        log.exception("it broke", step=1)
+        log.exception("it broke", step=1, traceback="of a peer")
     (line,) = lines(stream)
     assert "KeyError" in line["traceback"] and line["level"] == "error" and line["step"] == 1
+    assert line["traceback_"] == "of a peer" and list(line)[-1] == "traceback"
 
 
 @pytest.mark.parametrize("fmt", ["json", "pretty"])
