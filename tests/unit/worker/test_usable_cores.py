@@ -59,6 +59,18 @@ def test_a_container_that_sees_the_hosts_path(tmp_path: Path, root: str) -> None
     assert usable_cores(tree, affinity=8) == 3
 
 
+def test_a_group_beside_the_mounted_one_is_not_inside_it(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/cpu.max": "max 100000", "sys/fs/cgroup/b/cpu.max": "100000 100000"}
+    assert usable_cores(_tree(tmp_path, "0::/ab", V2.format(root="/a"), files), affinity=8) == 8
+    assert usable_cores(_tree(tmp_path, "0::/a/b", V2.format(root="/a"), files), affinity=8) == 1
+
+
+def test_spaces_in_the_paths_of_a_mount(tmp_path: Path) -> None:
+    mount = r"31 24 0:27 /a\040pod /sys/fs/c\134\040group rw,nosuid - cgroup2 cgroup2 rw"
+    files = {r"sys/fs/c\ group/box/cpu.max": "200000 100000"}
+    assert usable_cores(_tree(tmp_path, "0::/a pod/box", mount, files), affinity=8) == 2
+
+
 def test_affinity_below_the_quota(tmp_path: Path) -> None:
     files = {"sys/fs/cgroup/cpu.max": "400000 100000"}
     assert usable_cores(_tree(tmp_path, "0::/", V2.format(root="/"), files), affinity=2) == 2

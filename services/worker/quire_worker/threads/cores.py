@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path("/")
+# The form of a space, tab, line break, backslash or number sign in mountinfo.
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class _Mount(NamedTuple):
@@ -34,7 +37,8 @@ def _quotas(root: Path) -> Iterator[float]:
         if group is None:
             continue
         # A container that sees the host's path, and of the file system only its own group, finds its own at the mount.
-        inside = group.removeprefix(mount.root.rstrip("/")).strip("/") if group.startswith(mount.root) else ""
+        top = mount.root.rstrip("/")
+        inside = group.removeprefix(top).strip("/") if f"{group}/".startswith(f"{top}/") else ""
         folder = mount.folder / inside
         if not folder.is_dir():
             folder = mount.folder
@@ -78,11 +82,12 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         fields, kind = mount.split(), system.split()
         if len(fields) < 5 or len(kind) < 3:
             continue
-        folder = root / fields[4].lstrip("/")
+        top, place = (_ESCAPE.sub(lambda found: chr(int(found[1], 8)), field) for field in fields[3:5])
+        folder = root / place.lstrip("/")
         if kind[0] == "cgroup2":
-            yield _Mount(2, fields[3], folder)
+            yield _Mount(2, top, folder)
         elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
-            yield _Mount(1, fields[3], folder)
+            yield _Mount(1, top, folder)
 
 
 def _text(path: Path) -> str:
