@@ -275,11 +275,11 @@ def _config_file() -> str:
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML of plain values. Raises ValueError, whose text may quote the input, if the text is not such YAML, or
-    has more than 100 brackets and braces (those in texts included) that are open at once, which Python's parser reads
-    in quadratic time."""
+    has more than 100 brackets and braces that are open at once, which Python's parser reads in quadratic time. Those
+    in texts and comments count too. Where such ones close what is open, the limit of Python's recursion holds."""
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", text):
-        depth += 1 if bracket in "[{" else -1
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
         if depth > _MOST_YAML_DEPTH:
             raise ValueError(f"it has more than {_MOST_YAML_DEPTH} open brackets")
     try:

@@ -16,7 +16,11 @@ from quire_common.config import parse_yaml
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 
-@pytest.mark.parametrize("text", ["[" * 30_000, '{"a": ' * 10_000, "a: " + "[" * 101 + "]" * 101], ids=len)
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 30_000, '{"a": ' * 10_000, "a: " + "[" * 101 + "]" * 101, "# " + "]" * 30_000 + "\n" + "[" * 30_000],
+    ids=len,
+)
 def test_yaml_nested_too_deeply_is_refused_at_once(text: str) -> None:
     began_s = time.process_time()
     with pytest.raises(ValueError, match="open brackets"):
