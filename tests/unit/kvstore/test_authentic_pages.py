@@ -45,7 +45,7 @@ def plant(root: Path, run: PageRun, index: int, page: bytes) -> None:
 
 
 def found(store: PageStore, run: PageRun) -> tuple[int, str]:
-    """As the other one; pages after the first miss have been read too then."""
+    """As the other one; no page is being loaded any more then."""
     result = tiers.found(store, run)
     eventually(lambda: not store._tier_manager._loading)
     return result
@@ -99,13 +99,20 @@ def test_a_genuine_page_under_another_name_is_a_miss(tmp_path: Path) -> None:
     """Who can write to the disk has our pages, and their MACs, but no key."""
     with tiered(disk=tmp_path, page_mac_key=OLD) as store:
         store_a(store)
-        genuine = file_of(tmp_path, A, 0).read_bytes()[:FRAMED_BYTES]
         shutil.copy(file_of(tmp_path, A, 0), file_of(tmp_path, A, 1))
+        assert found(store, A) == (1, "disk")
+        assert (tier(store, "disk").figures.corrupt, unauthenticated(store)) == (1, 0)
+
+
+def test_a_genuine_page_with_the_header_of_another_is_a_miss(tmp_path: Path) -> None:
+    with tiered(disk=tmp_path, page_mac_key=OLD) as store:
+        store_a(store)
+        genuine = file_of(tmp_path, A, 0).read_bytes()[:FRAMED_BYTES]
         header = bytearray(frame_page(A.key(2), "uint8", genuine[HEADER_BYTES:]))
         header[14:16], header[104:120] = genuine[14:16], genuine[104:120]
         plant(tmp_path, A, 2, bytes(header) + genuine[HEADER_BYTES:])
-        assert found(store, A) == (1, "disk")
-        assert (tier(store, "disk").figures.corrupt, unauthenticated(store)) == (2, 1)
+        assert found(store, A) == (2, "disk")
+        assert (tier(store, "disk").figures.corrupt, unauthenticated(store)) == (1, 1)
 
 
 def test_another_namespaces_page_is_a_miss(tmp_path: Path) -> None:
