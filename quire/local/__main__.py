@@ -38,8 +38,9 @@ def emit(event: events.Event) -> None:
 
 
 async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
-    """Run the stack until SIGTERM or SIGINT stops it (a second one ends the draining), the owner of an owned stack
-    ends, or it fails. SIGHUP starts members again that are down. Returns False if the stack failed."""
+    """Run the stack until SIGTERM, SIGINT or the end of an owned stack's owner stops it, or until it fails. The second
+    of these three events ends the draining. SIGHUP starts members again that are down. Returns False if the stack
+    failed."""
     supervisor = Supervisor(spec, directory, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-# Names, times and sizes of files; None for a file that is not there.
+# Inode numbers, times of modification and sizes of files; None for a file that is not there.
 _State = tuple[tuple[int, int, int] | None, ...]
 
 POLL_S: Final = 1.0

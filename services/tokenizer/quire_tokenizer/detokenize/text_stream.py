@@ -222,7 +222,7 @@ class TextStream:
     def _finish(self) -> str:
         """Return all text that was held back: an incomplete character, text that the output parser holds, and the
         beginning of a possible stop string. A stop string that the last characters complete still matches (but not
-        within `min_tokens`), and cuts the text."""
+        within `min_tokens`), and cuts the text before it, or behind it if the rules include stop strings."""
         text = self._decoder.flush()
         self._seen += len(text)
         if self._matcher is None:

@@ -112,7 +112,8 @@ def block_kinds(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[tuple[
 
 
 def _by_name(model: GgufModel, specs: Sequence[ParameterSpec]) -> dict[str, list[ParameterSpec]]:
-    """Return parameters by the name of their tensor, which may hold several, one after the other."""
+    """Return parameters by the name of their tensor, which may hold several, one after the other. The file need not
+    have the tensor."""
     files = find_architecture(model)[1]
     found: dict[str, list[ParameterSpec]] = {}
     for spec in specs:

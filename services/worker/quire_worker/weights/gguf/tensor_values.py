@@ -52,7 +52,8 @@ def read_blocks(
     place: TensorPlace, unit: int, seen: Callable[[memoryview], object] = lambda _: None
 ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
     """Yield (first row, rows, bytes) of consecutive pieces, each of a multiple of `unit` rows and of about a million
-    values. `seen` is called with the raw bytes in order.
+    values, or more where `unit` rows have more; the last piece has what is left. `seen` is called with the raw bytes in
+    order.
 
     Raises Unsupported for unsupported kinds of blocks, and the typed error of a file that cannot be read or becomes
     shorter.

@@ -26,9 +26,10 @@ _ROLES = ("user", "assistant", "system")
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/messages and convert it to a job. `max_tokens` is required, but unlike in OpenAI's APIs, it
     may be more than the context has room for. `thinking` of the type `enabled` sets the budget of reasoning tokens, and
-    `disabled` hides reasoning. Raises InvalidArgument for missing, unknown or wrong fields, and Unsupported for blocks
-    such as images, tools that a server runs, and fields that Quire lacks. `timings`: the client wants timings in the
-    answer."""
+    `disabled` hides reasoning; other types have no effect. Raises InvalidArgument for missing, unknown or wrong fields
+    of the body, but ignores unknown members of messages, tools, `thinking` and `tool_choice`. Raises Unsupported for
+    blocks such as images, tools that a server runs, and fields that Quire lacks. `timings`: the client wants timings in
+    the answer."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
