@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
 from tests.fakes.router.api_document import check_answer
 from tests.fakes.scheduler.fake_scheduler import FakeScheduler
+
+ALL_ACCEPT_S = 2.0
 
 
 @dataclass
@@ -51,6 +54,13 @@ class RouterRig:
     async def chat(self, content: Any, **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": content}]
         return await self.http.post("/v1/chat/completions", json={"model": "fake", "messages": messages, **fields})
+
+
+async def _all_accept(router: RouterService, count: int) -> None:
+    """Wait until this many replicas accept requests: a router is ready with one. Some fakes never do, so not long."""
+    deadline = time.monotonic() + ALL_ACCEPT_S
+    while sum(replica.accepts for replica in router.fleet.replicas.values()) < count and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -96,6 +106,7 @@ async def router_rig(
         if wait_ready:
             await asyncio.wait_for(starting, 60)
             await checker.ready()
+            await _all_accept(router, len(schedulers))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         http = await stack.enter_async_context(
             httpx.AsyncClient(
