@@ -6,10 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Processes that share the tests, a file each. The defaults suit two cores: 5, because most tests wait for processes of
+# Processes that share the tests, a file each. The defaults suit two cores: 4, because most tests wait for processes of
 # their own, and 2 for unit tests, which do not. JOBS=8: eight. JOBS=0: only pytest's own, for a debugger and for `-s`.
 JOBS ?=
-USUAL_JOBS = 5
+USUAL_JOBS = 4
 SHARED = -n $(or $(JOBS),$(USUAL_JOBS)) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 # A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.

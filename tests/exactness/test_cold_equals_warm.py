@@ -56,7 +56,7 @@ def report(kind: str, count: int, events: Events) -> None:
         require_events(events, count, LEAST)
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", deep_after(1, QUICK))
 def test_caches_change_no_token(kind: str) -> None:
     report(kind, QUICK[kind], run_warm(make_subject(kind), range(QUICK[kind])))
 
