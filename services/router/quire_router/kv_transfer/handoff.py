@@ -107,8 +107,8 @@ class Handoff:
             self._pull.start()
 
     def prefill_ended(self, timings: Sequence[HopTiming]) -> None:
-        """Add the prefill side's timings. If the sequence has not left the prefill side before, count whether its
-        reservation still exists, and tell the migrator that the sequence needs its decode side now."""
+        """Add the prefill side's timings. If the sequence has not left the prefill side before, note the time, count
+        whether its reservation still exists, and tell the migrator that the sequence needs its decode side now."""
         self._pull.add_timings(replace(one, service=f"prefill {one.service}") for one in timings)
         if self.step is not Step.PREFILL:
             return

@@ -57,10 +57,11 @@ class LoadedCudaModel:
 def load_cuda_model(
     folder: str | Path, options: LoadOptions, cuda: CudaOptions, progress: Progress = lambda *_: None
 ) -> LoadedCudaModel:
-    """Load a model folder or GGUF file onto the current GPU in bfloat16, and make its KV pages. They get the memory
-    that is left, or the bytes that `cuda` names. If `cuda` names no limit of tokens in a step, the weights' size
-    decides it. `progress` gets each phase's name, bytes done and bytes in all. Raises ConfigError if the model's files
-    are bad, an option does not fit, or memory is too small. Raises Unsupported for a model or option that Quire does
+    """Load a model folder or GGUF file onto the current GPU in bfloat16, and make its KV pages. They get the bytes
+    that `cuda` names, or else the free memory, less the share that `utilization` leaves to others and a reserve for the
+    largest step. If `cuda` names no limit of tokens in a step, the weights' size decides it. `progress` gets each
+    phase's name, bytes done and bytes in all. Raises ConfigError if the model's files are bad, an option does not fit,
+    or memory is too small for the weights or the pages. Raises Unsupported for a model or option that Quire does
     not have on a GPU."""
     device = torch.device("cuda", torch.cuda.current_device())
     source = find_source(folder, options, progress)

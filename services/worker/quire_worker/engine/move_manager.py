@@ -36,8 +36,8 @@ class MoveManager:
         """Hand a move to the KV transfer agent. A load or pull marks its pages as pending, an export is registered for
         offers. If the move is impossible or the agent refuses it, it is reported as failed at once. Pages that it
         should have filled then count as failed if the agent refused it, so that a sequence may compute them itself. If
-        it is impossible, they count as empty (see ResidentSlots.void), and a sequence that waits for them ends with
-        PAGES_LOST."""
+        it is impossible, those that nobody else fills count as empty (see ResidentSlots.void), and a sequence that
+        waits for them ends with PAGES_LOST."""
         possible = self._is_possible(move)
         if possible and move.kind in POOL_FILLING:
             self._residents.states.expect(move.device_page)

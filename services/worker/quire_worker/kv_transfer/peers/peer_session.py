@@ -249,8 +249,8 @@ class PeerSession(ServedSession["Export"]):
         self._connection.send(Head(FrameKind.PLACED, handle, first, length=len(places)), seals, places)
 
     def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
-        """Receive the page indices of a request, of which there may be none. Raises InvalidArgument unless they ascend
-        strictly and are all pages of the export."""
+        """Receive the page indices of a request, at least one: a frame without any fails its check. Raises
+        InvalidArgument unless they ascend strictly and are all pages of the export."""
         asked = bytearray(frame.head.length)
         self._connection.receive_payload(frame, seals, memoryview(asked))
         indices: list[int] = i32(bytes(asked), "pages").tolist()
