@@ -29,8 +29,9 @@ Report = Callable[[str, float, str], None]
 
 
 async def wait_serving(address: str, service: str, tls_folder: str = "") -> None:
-    """Return when the service at the address reports SERVING by grpc.health.v1. Waits without limit for the port to
-    open, and tries again after errors. `tls_folder`: certificates of the stack."""
+    """Return when the whole server at the address (health's empty service name) reports SERVING by grpc.health.v1.
+    Waits without limit for the port to open, and tries again after errors. `tls_folder`: certificates of the stack;
+    the server's certificate must then have the name of `service`."""
     async with aio_channel(address, service, tls_folder, _OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:

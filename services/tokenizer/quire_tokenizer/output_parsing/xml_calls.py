@@ -155,8 +155,9 @@ class XmlToolParser:
             self._content.write(marker)
 
     def end(self, cut: str = "") -> None:
-        """End the answer. The beginning of a marker is dropped behind a call; elsewhere it is text. The arguments of an
-        unfinished call stay incomplete. A call without a name is content."""
+        """End the answer. The beginning of a marker is dropped behind a call, and between the name and the values of an
+        unfinished one; elsewhere it is text. The arguments of an unfinished call stay incomplete. A call without a name
+        is content."""
         if self.parse_text == self._in_content:
             behind_call = self._content.drops_space
         else:

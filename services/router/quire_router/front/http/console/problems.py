@@ -1,4 +1,4 @@
-"""Problems that a snapshot shows, the worst first, each with the fix that an operator can try."""
+"""Problems that a snapshot of the console shows, the worst first, each with what has the problem and a sentence."""
 
 from __future__ import annotations
 
