@@ -6,6 +6,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Containers often set this variable. Then Python does not keep compiled modules, and each process of the tests and each
+# service that a test starts compiles all of them again: 20 s of processor time for a process of the tests.
+export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests, a file each. The defaults suit two cores: 4, because most tests wait for processes of
 # their own, and 2 for unit tests, which do not. JOBS=8: eight. JOBS=0: only pytest's own, for a debugger and for `-s`.
 JOBS ?=
@@ -103,9 +106,6 @@ status: install ## What runs, and where
 
 .PHONY: test-unit
 test-unit: USUAL_JOBS = 2
-# Containers often set this variable. Then Python does not keep compiled modules, and each test process compiles all of
-# them again. That takes half of the time before the first test.
-test-unit: export PYTHONDONTWRITEBYTECODE =
 test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; a minute
 	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 
