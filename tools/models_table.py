@@ -61,8 +61,8 @@ _GGUF = """## GGUF files
 
 The error names the cause if Quire refuses a GGUF file. Quire refuses a file in these cases:
 - The file's architecture is not in the table of [architectures](#architectures).
-- The file has a metadata key that begins with the name of its architecture, such as `llama.rope.scaling.type`, and Quire
-  does not support this key or its value.
+- The file has a metadata key that begins with the name of its architecture, such as `llama.rope.scaling.type`, and
+  Quire does not support this key or its value.
 - Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). In this case, set `--tokenizer` to a folder
   that contains the model's tokenizer.
 
