@@ -16,7 +16,7 @@ from typing import Self
 
 import httpx
 
-from quire.local.ports import free_ports
+from tests.held_ports import held_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
@@ -27,7 +27,7 @@ class RouterProcess:
     """A context. `flags` are the router's, without those of its ports. Its log goes to a file."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self.http_port, self.grpc_port = free_ports(2)
+        self.http_port, self.grpc_port = held_ports(2)
         self.http = f"http://127.0.0.1:{self.http_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"
         self._flags = [f"--port={self.http_port}", f"--listen={self.grpc}", *flags]

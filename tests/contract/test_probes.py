@@ -18,8 +18,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.local.ports import free_ports
 from quire_common.serving.health import LIVENESS, READINESS
+from tests.held_ports import held_ports
 
 LIMIT_S = 60.0
 MODEL = str(Path(__file__).resolve().parents[2] / "models" / "demo")
@@ -76,7 +76,7 @@ class Probed:
 
 @contextlib.contextmanager
 def running(name: str, *flags: str, ports: Sequence[int] = ()) -> Iterator[Probed]:
-    listen, metrics = ports or free_ports(2)
+    listen, metrics = ports or held_ports(2)
     command = [sys.executable, "-m", f"quire_{name}", "--listen", f"127.0.0.1:{listen}"]
     command += ["--metrics-listen", f"127.0.0.1:{metrics}", *flags]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -121,7 +121,7 @@ def test_a_service_is_ready_when_it_has_started(name: str, service: str, flags: 
 def test_scheduler_and_router_live_without_what_they_depend_on() -> None:
     """A probe of liveness must not restart a scheduler whose worker still loads, nor a router without replicas."""
     service, public = "quire.v1.Scheduler", "quire.v1.Inference"
-    free = free_ports(8)  # at once: none comes twice
+    free = held_ports(8)  # at once: none comes twice
     worker_ports, tokenizer_ports, scheduler_ports, router_ports = (free[at : at + 2] for at in (0, 2, 4, 6))
     behind = ["--schedulers", f"127.0.0.1:{scheduler_ports[0]}", "--tokenizers", f"127.0.0.1:{tokenizer_ports[0]}"]
     with contextlib.ExitStack() as stack:

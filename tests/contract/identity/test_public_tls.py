@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import quire
 from quire.cli.arguments.connection import find_server
-from quire.local.ports import free_ports
 from tests.certificates import HOST, Authority, TlsFiles
+from tests.held_ports import held_ports
 
 LIMIT_S = 60.0
 PUBLIC_NAME = "quire.example"
@@ -33,7 +33,7 @@ def router(*flags: str) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def secured(authority: Authority, *flags: str) -> Iterator[tuple[int, str]]:
     """A router that shows the services a certificate of the authority: its HTTP port and its gRPC address."""
-    http_port, grpc_port = free_ports(2)
+    http_port, grpc_port = held_ports(2)
     own = authority.files("router", "router")
     tls = (f"--tls-cert={own.cert}", f"--tls-key={own.key}", f"--tls-ca={own.ca}")
     process = router(f"--port={http_port}", f"--listen={HOST}:{grpc_port}", *tls, *flags)
@@ -86,7 +86,7 @@ def test_without_a_public_certificate_grpc_shows_the_services_and_still_asks_for
 
 def test_internal_ports_still_ask_for_certificates(tmp_path: Path) -> None:
     inside = Authority(tmp_path)
-    own, worker, (port,) = inside.files("kvstore", "kvstore"), inside.files("worker", "worker"), free_ports(1)
+    own, worker, (port,) = inside.files("kvstore", "kvstore"), inside.files("worker", "worker"), held_ports(1)
     tls = (f"--tls-cert={own.cert}", f"--tls-key={own.key}", f"--tls-ca={own.ca}")
     command = [sys.executable, "-m", "quire_kvstore", f"--listen={HOST}:{port}", "--ram-bytes=67108864", *tls]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -8,9 +8,9 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.local.ports import free_ports
 from tests.fakes.worker.fake_worker import make_hello
 from tests.fakes.worker.fake_worker_service import FakeWorkerService
+from tests.held_ports import held_ports
 
 LIMIT_S = 60.0
 Status = health_pb2.HealthCheckResponse
@@ -19,7 +19,7 @@ Status = health_pb2.HealthCheckResponse
 async def test_scheduler_health_follows_the_worker() -> None:
     worker = FakeWorkerService(make_hello(max_num_seqs=4))
     worker_address = await worker.start()
-    (port,) = free_ports(1)
+    (port,) = held_ports(1)
     command = [sys.executable, "-m", "quire_scheduler", "--listen", f"127.0.0.1:{port}", "--worker", worker_address]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     try:

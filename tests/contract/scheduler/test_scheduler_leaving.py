@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from quire.local.ports import free_ports
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1 import scheduler_pb2_grpc
 from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.fakes.scheduler.scheduler_stack import Router
 from tests.fakes.worker.fake_worker import make_hello, undisturbed
 from tests.fakes.worker.fake_worker_service import FakeWorkerService
+from tests.held_ports import held_ports
 
 LIMIT_S = 60.0
 DELAY_S = 2.0
@@ -32,7 +32,7 @@ class Reached:
 async def test_leaving_scheduler_says_draining_and_still_takes_requests() -> None:
     worker = FakeWorkerService(make_hello(max_num_seqs=4))
     address = await worker.start()
-    (port,) = free_ports(1)
+    (port,) = held_ports(1)
     flags = ["--listen", f"127.0.0.1:{port}", "--worker", address, "--drain-delay-s", str(DELAY_S)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "quire_scheduler", *flags, stderr=asyncio.subprocess.DEVNULL

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from bench.harness.processes import Service
-from quire.local.ports import free_ports
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.columns import i32
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop, context_to_pb, sequence_to_pb
 from quire_worker.paced.answer import paced_tokens
+from tests.held_ports import held_ports
 from tests.redis_server import RedisServer, redis_server
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Stack:
 
     def __init__(self, folder: Path, redis: str, *flags: str) -> None:
         self._ended = contextlib.ExitStack()
-        (port,) = free_ports(1)
+        (port,) = held_ports(1)
         self._metrics = f"http://127.0.0.1:{port}/metrics"
         with contextlib.ExitStack() as started:
             self.kvstore = started.enter_context(

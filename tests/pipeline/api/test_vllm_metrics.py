@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.local.ports import free_ports
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
+from tests.held_ports import held_ports
 from tests.metrics_text import Samples, alias_differences, scrape, table_of, total
 
 pytestmark = pytest.mark.deep
@@ -61,7 +61,7 @@ HISTOGRAMS = (
 @pytest.fixture(scope="module")
 def scraped(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Samples]:
     """Samples of router and scheduler after some requests, by service."""
-    at = f"127.0.0.1:{free_ports(1)[0]}"
+    at = f"127.0.0.1:{held_ports(1)[0]}"
     flags: dict[str, dict[str, str | bool]] = {
         "worker": {"served-model-name": "demo"},
         "router": {"metrics-compat": "vllm"},
