@@ -49,32 +49,30 @@ def test_foreign_exceptions_tell_nothing() -> None:
     assert "hunter2" not in str(shown)
 
 
+class PeerError(grpc.RpcError):
+    """A gRPC error as a client gets it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailer: Any) -> None:
+        self._code, self._details, self._trailer = code, details, trailer
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailer
+
+
 def test_a_bare_status_becomes_the_class_of_its_code() -> None:
-    class Bare(grpc.RpcError):
-        def code(self) -> grpc.StatusCode:
-            return grpc.StatusCode.UNAVAILABLE
-
-        def details(self) -> str:
-            return "connection refused"
-
-        def trailing_metadata(self) -> Any:
-            return None
-
-    assert type(errors.from_rpc_error(Bare())) is errors.Unavailable
+    bare = PeerError(grpc.StatusCode.UNAVAILABLE, "connection refused", None)
+    assert type(errors.from_rpc_error(bare)) is errors.Unavailable
 
 
 def test_trailer_that_cannot_be_decoded_leaves_the_class_of_the_code() -> None:
-    class Torn(grpc.RpcError):
-        def code(self) -> grpc.StatusCode:
-            return grpc.StatusCode.NOT_FOUND
-
-        def details(self) -> str:
-            return "no such page"
-
-        def trailing_metadata(self) -> Any:
-            return [("grpc-status-details-bin", b"\xff\xff")]
-
-    error = errors.as_quire_error(Torn())
+    torn = PeerError(grpc.StatusCode.NOT_FOUND, "no such page", [("grpc-status-details-bin", b"\xff\xff")])
+    error = errors.as_quire_error(torn)
     assert type(error) is errors.NotFound and "no such page" in error.message
 
 
