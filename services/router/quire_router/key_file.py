@@ -164,8 +164,8 @@ def _parse_entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -
 
 
 def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:
-    """Return the entries as a tuple. Raises ConfigError if a key occurs twice, or if entries of one name have different
-    limits, since they share their limits."""
+    """Return the entries as a tuple. Raises ConfigError if a key occurs twice, which names both entries, or if entries
+    of one name have different limits, since they share their limits."""
     by_name: dict[str, Principal] = {}
     for _, principal in entries:
         if by_name.setdefault(principal.name, principal).limits != principal.limits:
@@ -174,6 +174,13 @@ def _check_unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tu
                 f"The keys named {principal.name!r} in {path!r} differ in their limits.",
                 "Keys of one name share their limits: give them the same, or other names.",
             )
-    if len({digest for digest, _ in entries}) != len(entries):
-        raise ConfigError("API_KEY_FILE", f"{path!r} has a key twice.", "Remove one.")
+    by_digest: dict[bytes, str] = {}
+    for number, (digest, principal) in enumerate(entries, 1):
+        entry = f"{principal.name!r} (key {number})"
+        if (first := by_digest.setdefault(digest, entry)) != entry:
+            raise ConfigError(
+                "API_KEY_FILE",
+                f"{path!r} has a key twice: the entries {first} and {entry} have the same sha256.",
+                "Remove one of them.",
+            )
     return tuple(entries)
