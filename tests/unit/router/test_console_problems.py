@@ -52,7 +52,7 @@ def test_healthy_stack_has_no_problem() -> None:
         ({"replicas": []}, BAD, "fleet", "No replica"),
         ({"tokenizers": []}, BAD, "fleet", "No tokenizer"),
         ({"router": {"paused": True}}, WARNING, "router", "paused"),
-        ({"router": {"in_flight": 10}}, WARNING, "router", "as many requests as it may"),
+        ({"router": {"in_flight": 10}}, WARNING, "router", "as many sequences as it may"),
         (replica(phase="unreachable", detail="no answer"), BAD, "b", "no answer"),
         (replica(phase="failed", detail="out of memory"), BAD, "b", "out of memory"),
         (replica(phase="loading", progress=0.4), WARNING, "b", "40%"),

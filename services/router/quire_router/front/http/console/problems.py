@@ -48,7 +48,7 @@ def _router(
     if router["paused"]:
         yield Problem(WARNING, "router", "The router is paused: it refuses new requests.")
     if router["in_flight"] >= router["limit"]:
-        yield Problem(WARNING, "router", "The router runs as many requests as it may: it refuses new ones.")
+        yield Problem(WARNING, "router", "The router runs as many sequences as it may: it refuses new requests.")
 
 
 def _replica(replica: Mapping[str, Any]) -> Iterator[Problem]:
