@@ -65,11 +65,11 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, i
 
 def vocabulary_of(folder: str) -> int:
     """Return `vocab_size` of the config.json in a model's folder, or of its `text_config`. Raises InvalidArgument if
-    there is none."""
+    there is none, or if it is not a finite number."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgument(
             "BAD_TOKENIZER", f"{folder} has no config.json with vocab_size.", "Give --random-vocab-size instead."
         ) from error

@@ -200,7 +200,10 @@ def test_custom_requests_with_a_wrong_number_of_tokens_are_refused(tmp_path: Pat
         custom_requests(str(file), 3, 8)
 
 
-@pytest.mark.parametrize("config", ["[]", "null", "{}", '{"vocab_size": "many"}', '{"text_config": null}', "{"])
+@pytest.mark.parametrize(
+    "config",
+    ["[]", "null", "{}", '{"vocab_size": "many"}', '{"vocab_size": Infinity}', '{"text_config": null}', "{"],
+)
 def test_a_config_without_vocab_size_is_refused(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(InvalidArgument, match="vocab_size"):
