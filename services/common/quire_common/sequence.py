@@ -202,7 +202,8 @@ def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
 
 
 def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
-    """Write the sampling parameters into an empty message; what is not asked for is left out."""
+    """Write the sampling parameters into an empty message. `top_p`, `seed` and `sample` are always set; other
+    parameters are left out if nothing asks for them."""
     _NUMBERS.into_pb(sampling, message)
     message.seed = sampling.seed
     message.sample = sampling.sample
