@@ -76,23 +76,23 @@ class ChildPool:
     async def _ask(self, job: bytes, payload: bytes) -> Frame:
         """Have an idle child or a new child do the job, and keep the child for the next job. If the child takes longer
         than `timeout_s`, dies or breaks the protocol, kill it and raise ChildFailed (`timeout` too if a timer of its
-        own ended it); if the caller is cancelled, kill it too. If a child that was idle has been killed (SIGKILL),
-        before the job or during it, the next child does the job. `timeout_s` does not cover the start of a child, whose
-        errors pass on (see `ChildProcess.start`)."""
+        own ended it); if the caller is cancelled, kill it too. If a child that was idle has been killed (SIGKILL) by
+        another process, before the job or during it, the next child does the job. `timeout_s` does not cover the start
+        of a child, whose errors pass on (see `ChildProcess.start`)."""
         idle = self._idle_child()
         child = idle or await ChildProcess.start(self._program)
         try:
             answer = await asyncio.wait_for(child.ask(job, payload), self._timeout_s)
         except BaseException as error:
             # Also when the caller has gone away: the child is in the middle of an answer that nobody will read.
-            status = await asyncio.shield(child.kill())
+            ended_by = -(await asyncio.shield(child.kill()) or 0)
             if isinstance(error, TimeoutError):
                 raise ChildFailed("timeout") from error
-            if idle is not None and isinstance(error, OSError | EOFError) and -status == signal.SIGKILL:
+            if idle is not None and isinstance(error, OSError | EOFError) and ended_by == signal.SIGKILL:
                 return await self._ask(job, payload)
             if isinstance(error, OSError | EOFError | ValueError):
-                how: Literal["timeout", "crashed"] = "timeout" if -status in _TIMERS else "crashed"
-                raise ChildFailed(how, out_of_cpu=-status == signal.SIGPROF) from error
+                how: Literal["timeout", "crashed"] = "timeout" if ended_by in _TIMERS else "crashed"
+                raise ChildFailed(how, out_of_cpu=ended_by == signal.SIGPROF) from error
             raise
         self._idle.append(child)
         return answer

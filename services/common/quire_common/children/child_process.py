@@ -83,21 +83,25 @@ class ChildProcess:
 
     async def ask(self, job: bytes, payload: bytes = b"") -> Frame:
         """Send a framed job and its payload, and wait for the answer, without a time limit. Raises OSError or EOFError
-        if the process has died, and ValueError for an answer that is too long or no JSON."""
+        if the process has died, and ValueError for an answer that is too long, no JSON or nested too deeply."""
         await self._write(job, payload)
         return await self._read()
 
-    async def kill(self) -> int:
+    async def kill(self) -> int | None:
         """End the process and wait for its end. A process whose pipes have ended gets one second to end by itself, so
-        that its own status is found. Returns its exit status, negative for the signal that ended it."""
+        that its own status is found. Returns its exit status, negative for the signal that ended it; None if it did not
+        end by itself."""
         if self._is_ending:
             # Popen looks for the end of a process before it signals it. The event loop, which waits for that end too,
             # then finds no process, and reports the status 255.
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(self._process.wait(), _ENDING_S)
-        with contextlib.suppress(ProcessLookupError):
+        try:
             self._process.kill()
-        return await self._process.wait()
+        except ProcessLookupError:
+            return await self._process.wait()
+        await self._process.wait()
+        return None
 
     @property
     def _is_ending(self) -> bool:
@@ -124,12 +128,16 @@ class ChildProcess:
 
     async def _read(self) -> Frame:
         """Read one frame from the process. Raises EOFError if the process has ended, and ValueError for a frame that is
-        too long or whose message is not JSON."""
+        too long, or whose message is not JSON or is nested too deeply."""
         stdout = self._process.stdout
         if stdout is None:
             raise EOFError
         length, payload_bytes = HEADER.unpack(await stdout.readexactly(HEADER.size))
         if length + payload_bytes > self._max_answer:
             raise ValueError("the answer is too long")
-        message = json.loads(await stdout.readexactly(length))
+        body = await stdout.readexactly(length)
+        try:
+            message = json.loads(body)
+        except RecursionError as error:
+            raise ValueError("the answer is nested too deeply") from error
         return Frame(message, await stdout.readexactly(payload_bytes))
