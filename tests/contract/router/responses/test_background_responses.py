@@ -78,6 +78,20 @@ async def test_failed_response_that_has_no_room_for_its_error_ends_without_what_
         assert failed["error"]["message"].startswith("BROKEN")
 
 
+async def test_response_that_is_too_large_in_every_form_leaves_a_log_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(store: MemoryStore, *_: object, **__: object) -> StoreOutcome:
+        return StoreOutcome.TOO_LARGE
+
+    monkeypatch.setattr(MemoryStore, "put", full)
+    async with router_rig() as rig:
+        assert (await create(rig, background=True)).status_code == 200
+        await until_settled(rig)
+    said = [record.levelname for record in caplog.records if "was not kept: it is too large" in record.getMessage()]
+    assert said == ["WARNING"]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 async def test_response_that_can_never_be_kept_is_refused_as_it_starts(
     tmp_path: Path, redis_server: RedisServer, *, shared: bool

@@ -228,11 +228,13 @@ class BackgroundRuns:
 
     async def _keep(self, run: _Run, ended: dict[str, Any]) -> StoreOutcome:
         """Store the ended response object, without its conversation, and return the outcome. If it is too large, leave
-        out the echoed fields of the request that may be long, and try once more."""
+        out the echoed fields of the request that may be long, and try once more; log if it is too large even then."""
         kept = await self.store.put(run.tenant, run.document.id, pack_response(ended), wait=True)
         if kept is StoreOutcome.TOO_LARGE:
             brief = run.document.brief(ended)
             kept = await self.store.put(run.tenant, run.document.id, pack_response(brief), wait=True)
+            if kept is StoreOutcome.TOO_LARGE:
+                log.warning("the end of a response in the background was not kept: it is too large")
         return kept
 
 

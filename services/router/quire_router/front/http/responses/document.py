@@ -33,7 +33,14 @@ _ECHOED = (
     "user",
 )
 # Replacements for echoed fields of the request that may be long.
-_BRIEF: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto", "user": None}
+_BRIEF: dict[str, Any] = {
+    "instructions": None,
+    "metadata": {},
+    "text": {"format": {"type": "text"}},
+    "tools": [],
+    "tool_choice": "auto",
+    "user": None,
+}
 
 
 class ResponseDocument:
