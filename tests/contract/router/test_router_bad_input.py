@@ -55,6 +55,7 @@ TRANSFERS: list[tuple[str, str, str, Any, dict[str, Any]]] = [
     ("both", "CONTRADICTION", "kv_transfer_params", {**PREFILL, **PULL}, {}),
     ("no engine", "MISSING_FIELD", "remote_engine_id", {**PULL, "remote_engine_id": None}, {}),
     ("no transfer", "MISSING_FIELD", "remote_request_id", {**PULL, "remote_request_id": ""}, {}),
+    ("a blank transfer", "MISSING_FIELD", "remote_request_id", {**PULL, "remote_request_id": " \t"}, {}),
     ("an odd transfer", "BAD_TRANSFER_ID", "remote_request_id", {**PULL, "remote_request_id": "cmpl-1"}, {}),
     ("a long engine", "TOO_MANY_ITEMS", "remote_engine_id", {**PULL, "remote_engine_id": "e" * 1000}, {}),
     ("a host as a number", "BAD_TYPE", "remote_host", {**PULL, "remote_host": 7}, {}),

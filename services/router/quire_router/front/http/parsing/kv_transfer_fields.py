@@ -72,9 +72,9 @@ def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
 
 def _source(values: Mapping[str, Any]) -> KvSource:
     """Return where the pages of the prefill are, according to the fields. Raises InvalidArgument if the engine's or the
-    transfer's id is missing, or if the transfer's id is not hexadecimal."""
+    transfer's id is missing or blank, or if the transfer's id is not hexadecimal."""
     for name in ("remote_engine_id", "remote_request_id"):
-        if not values[name]:
+        if not (values[name] or "").strip():
             raise InvalidArgument(
                 "MISSING_FIELD",
                 f"{PARAM} has no {name}.",
