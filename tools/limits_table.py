@@ -85,6 +85,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "choice": ("bytes", ""),
     "beam_search": ("sequence", "`n`, the number of beams, is at most `--max-n`"),
     "best_of": ("sequence", "at most `--max-n`"),
+    "budget_tokens": ("token", ""),
     "cache_salt": ("sequence", ""),
     "chat_template": ("prompt", ""),
     "chat_template_kwargs": ("prompt", f"{_BODY}; nested at most 100 deep"),
@@ -179,7 +180,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "tp_size": ("once", ""),
     "triggers": ("bytes", ""),
     "truncation": ("prompt", ""),
-    "type": ("once", "text, json_object, json_schema or structural_tag"),
+    "type": ("once", "text, json_object, json_schema or structural_tag; of `thinking`: enabled, adaptive or disabled"),
     "whitespace_pattern": ("bytes", _SOURCE),
     "user": ("once", _ECHOED),
 }

@@ -130,6 +130,23 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "no parser for this model"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, 400, "invalid_request_error", "budget_tokens"),
+        (
+            {"thinking": {"type": "adaptive", "budget_tokens": 9}},
+            400,
+            "invalid_request_error",
+            "thinking.budget_tokens",
+        ),
+        ({"thinking": {"type": "on"}}, 400, "invalid_request_error", "enabled, adaptive, disabled"),
+        ({"thinking": {}}, 400, "invalid_request_error", "enabled, adaptive, disabled"),
+        ({"thinking": {"type": "enabled", "budget_token": 9}}, 400, "invalid_request_error", "'budget_token'"),
+        ({"thinking": {"type": "disabled", "effort": 1}}, 400, "invalid_request_error", "'effort'"),
+        (
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": "no"}},
+            400,
+            "invalid_request_error",
+            "tool_choice.disable_parallel_tool_use",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
             400,

@@ -241,6 +241,12 @@ MESSAGES: Mapping[str, Field] = {
     "container": _later(),
 }
 
+# The member `thinking` of messages.
+THINKING: Mapping[str, Field] = {
+    "type": Field("string", max_items=MAX_ID_CHARS),
+    "budget_tokens": Field("int", low=1, high=MAX_INT32),
+}
+
 # OpenAI's Responses API.
 RESPONSES: Mapping[str, Field] = {
     **_taken_by("responses"),

@@ -9,8 +9,8 @@ from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import required, string_member, text_of_part
 from quire_router.front.http.parsing.structured_fields import of_output_format
 from quire_router.front.http.parsing.text_fields import CountRequest
-from quire_router.front.parameters.fields import MAX_INT32, bad_type, check_fields, json_text
-from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING
+from quire_router.front.parameters.fields import bad_type, check_fields, json_text
+from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING, THINKING
 from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from quire_router.sequences.structured import StructuredOutput
 
 _ROLES = ("user", "assistant", "system")
+_THINKING_TYPES = ("enabled", "adaptive", "disabled")
 
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """Check a body of /v1/messages and convert it to a job. `max_tokens` is required, but unlike in OpenAI's APIs, it
-    may be more than the context has room for. `thinking` of the type `enabled` sets the budget of reasoning tokens, and
-    `disabled` hides reasoning; other types have no effect. Raises InvalidArgument for missing, unknown or wrong fields
-    of the body, but ignores unknown members of messages, tools, `thinking` and `tool_choice`. Raises Unsupported for
+    may be more than the context has room for. `thinking` of the type `enabled` sets the budget of reasoning tokens,
+    `adaptive` sets none, and `disabled` hides reasoning. Raises InvalidArgument for missing, unknown or wrong fields of
+    the body and of `thinking`, but ignores unknown members of messages, tools and `tool_choice`. Raises Unsupported for
     blocks such as images, tools that a server runs, and fields that Quire lacks. `timings`: the client wants timings in
     the answer."""
     defaults = limits.sampling_defaults(body)
     values = check_fields(body, MESSAGES, defaults)
     prompt, choice = conversation_of(values), values["tool_choice"] or {}
     shared = {**check_fields({}, SAMPLING, defaults), **values, "stop": values["stop_sequences"]}
-    thinking, parallel = values["thinking"] or {}, not choice.get("disable_parallel_tool_use")
-    if thinking.get("type") == "enabled":
-        shared["thinking_token_budget"] = _budget(thinking)
+    thinking, parallel = _thinking(values["thinking"]), _is_parallel(choice)
+    if thinking["budget_tokens"] is not None:
+        shared["thinking_token_budget"] = thinking["budget_tokens"]
     return job_request(
         shared
         | {
-            "include_reasoning": thinking.get("type") != "disabled",
+            "include_reasoning": thinking["type"] != "disabled",
             "parallel_tool_calls": parallel,
         },
         limits,
@@ -186,18 +187,35 @@ def _output_format(values: Mapping[str, Any]) -> StructuredOutput | None:
     return of_output_format(values["output_format"], "output_format")
 
 
-def _budget(thinking: Mapping[str, Any]) -> int:
-    """Return `budget_tokens`, how many tokens of reasoning the model may write. Raises InvalidArgument unless it is an
-    integer from 1 to 2^31 - 1."""
-    budget = thinking.get("budget_tokens")
-    if isinstance(budget, bool) or not isinstance(budget, int) or not 0 < budget <= MAX_INT32:
+def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the type and the budget of reasoning tokens, both None without `thinking`; only the type `enabled` has a
+    budget. Raises InvalidArgument for an unknown type, an unknown or wrong member, and a missing or needless budget."""
+    values = check_fields(thinking or {}, THINKING)
+    kind, budget = values["type"], values["budget_tokens"]
+    if thinking is not None and kind not in _THINKING_TYPES:
         raise InvalidArgument(
-            "OUT_OF_RANGE",
-            "thinking.budget_tokens is not a number of tokens.",
-            "Send an integer above 0, or leave thinking out.",
+            "BAD_VALUE" if kind else "MISSING_FIELD",
+            f"thinking.type is {'unknown' if kind else 'missing'}.",
+            f"Send one of {', '.join(_THINKING_TYPES)}, or leave thinking out.",
+            param="thinking.type",
+        )
+    if (kind == "enabled") != (budget is not None):
+        raise InvalidArgument(
+            "CONTRADICTION" if budget else "MISSING_FIELD",
+            f"thinking.budget_tokens is {'only for' if budget else 'missing for'} the type enabled.",
+            "Send an integer above 0 with the type enabled, or leave budget_tokens out with another type.",
             param="thinking.budget_tokens",
         )
-    return budget
+    return values
+
+
+def _is_parallel(choice: Mapping[str, Any]) -> bool:
+    """Return whether the answer may have several tool calls. Raises InvalidArgument unless `disable_parallel_tool_use`
+    is a boolean, null or absent."""
+    single = choice.get("disable_parallel_tool_use")
+    if single is not None and not isinstance(single, bool):
+        raise bad_type("tool_choice.disable_parallel_tool_use", single, "a boolean")
+    return not single
 
 
 def _text(content: Any, name: str) -> str:
