@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quire_kvstore.tiers.backend import PageJob
+from quire_kvstore.tiers.disk_backend import DiskBackend
 from quire_kvstore.tiers.disk_files import DiskFiles
 from tests.unit.kvstore.pages import chain, framed, put
-from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
+from tests.unit.kvstore.tiers import ON_DISK_BYTES, eventually, forget_memory, found, tier, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,3 +132,20 @@ def test_no_file_in_the_place_of_a_page_turns_direct_transfers_off(
     with pytest.raises(FileNotFoundError):
         files.read(A.key(1), memoryview(bytearray(len(page))), 1)
     assert files.direct is direct
+
+
+def test_a_page_that_is_too_large_does_not_say_that_the_disk_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    disk = DiskBackend(tmp_path, ON_DISK_BYTES, "lru", retry_s=0.0)
+    disk.open()
+    monkeypatch.setattr(DiskFiles, "write", refuse)
+    assert disk.write([(PageJob(A.key(0), 1), memoryview(framed(A, 0)))]) == 0 and not disk.available
+    large = memoryview(framed(A, 1, ON_DISK_BYTES))
+    assert disk.write([(PageJob(A.key(1), 2), large)]) == 0 and not disk.available
+    monkeypatch.undo()
+    assert disk.write([(PageJob(A.key(0), 3), memoryview(framed(A, 0)))]) == 1 and disk.available
+    disk.close()

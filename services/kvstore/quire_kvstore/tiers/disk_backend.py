@@ -187,8 +187,7 @@ class DiskBackend:
             return False
         victims = self._index.begin_write(job.key, len(framed))
         if victims is None:
-            self._write_breaker.succeeded()
-            return False
+            return False  # Nothing was written: the breaker learns nothing from that.
         self._remove_evicted(victims)
         try:
             self._files.require_free(len(framed) + self._keep_free_bytes)
