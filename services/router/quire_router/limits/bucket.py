@@ -46,8 +46,9 @@ class Bucket:
         return self.level if self.per_minute else float("inf")
 
     def set(self, level: float, now_s: float) -> None:
-        """Set the level to that of the shared bucket, but to one minute's allowance at most."""
-        self.level, self.at_s = min(float(self.per_minute), level), now_s
+        """Set the level to that of the shared bucket, but to one minute's allowance at most. With a time before the
+        last one, the bucket keeps its own time: otherwise `now` would add the seconds between them again."""
+        self.level, self.at_s = min(float(self.per_minute), level), max(self.at_s, now_s)
 
     def resize(self, per_minute: int, now_s: float) -> None:
         """Change the limit. The level stays, but it is one minute's allowance at most, and is this if there was no

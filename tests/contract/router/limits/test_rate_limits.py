@@ -35,6 +35,16 @@ def test_a_bucket_fills_evenly_and_may_be_in_debt() -> None:
     assert buckets.levels(1000.0).tokens == 595
 
 
+def test_a_clock_that_went_back_fills_a_bucket_only_once() -> None:
+    buckets = TenantBuckets(KeyLimits(60, 600), 0.0)
+    buckets.charge(600, 0.0)
+    assert buckets.levels(10.0).tokens == 100
+    buckets.resize(KeyLimits(60, 1200), 4.0)
+    assert buckets.levels(10.0).tokens == 100
+    buckets.set(Levels(0, 50), 4.0)
+    assert buckets.levels(10.0) == Levels(0, 50)
+
+
 def test_tokens_that_are_given_back_fill_no_bucket_beyond_its_size() -> None:
     buckets = TenantBuckets(KeyLimits(60, 600), 0.0)
     buckets.charge(500, 0.0)
