@@ -15,6 +15,8 @@ from quire_common.columns import i32, pack_i32
 from quire_common.kv_data import frame
 from quire_common.kv_data.frame import FrameKind
 from quire_common.pages import HEADER_BYTES, check_page
+from quire_kvstore.data.data_port import DataPort
+from quire_kvstore.page_store import PageStore
 from tests.contract.kvstore.data_client import dial
 from tests.contract.kvstore.data_rig import begin, begin_of, lent, look_up, over_tcp, over_unix
 from tests.contract.kvstore.test_kvstore_service import A, B, Running, keys, refusal, serving
@@ -213,3 +215,18 @@ def test_nothing_of_the_arena_is_in_the_file_system(running: Running) -> None:
     assert not [name for name in names if name.startswith("quire-kvstore")]
     told = running.stub.Stats(kvstore_pb2.StatsRequest(), timeout=60)
     assert f"@{told.arena}" in Path("/proc/net/unix").read_text()
+
+
+def test_a_data_port_closes_once() -> None:
+    settings = config(8)
+    store = PageStore(settings)
+    port = DataPort(settings, "127.0.0.1", store)
+    port.start()
+    port.close()
+    reader, writer = os.pipe()  # These may get the numbers of the closed descriptors.
+    port.close()
+    os.write(writer, b"x")
+    assert os.read(reader, 2) == b"x"
+    os.close(reader)
+    os.close(writer)
+    store.close()

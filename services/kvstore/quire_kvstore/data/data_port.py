@@ -47,6 +47,7 @@ class DataPort:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listeners: dict[int, tuple[socket.socket, DataMetrics]] = {}
         self._thread = threading.Thread(target=self._accept, name="data-port", daemon=True)
+        self._is_closed = False
         self.port, self.arena = 0, ""
         if not AVAILABLE:
             log.warning("pages go over gRPC alone: the package cryptography is not installed")
@@ -72,7 +73,10 @@ class DataPort:
 
     def close(self) -> None:
         """Stop accepting, close the listeners, and end all connections. Waits up to 5 s for each thread that serves
-        one."""
+        one. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         os.eventfd_write(self._stop, 1)
         if self._thread.ident is not None:
             self._thread.join()
