@@ -8,6 +8,7 @@ must be ready to choose another port.
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
 
@@ -17,30 +18,33 @@ class HeldPorts:
 
     def __init__(self) -> None:
         self._sockets = ExitStack()
+        self._ports: set[int] = set()
 
     def choose(self, host: str) -> int:
         """Bind a free port of the host, hold it until `close`, and return it."""
         return self._hold(host, 0)
 
-    def reserve(self, host: str, port: int) -> bool:
-        """Hold this port until `close`. Returns False if it cannot be bound, or if a server could not listen on it now;
-        in the second case, it is held all the same."""
-        try:
-            self._hold(host, port)
-        except OSError:
-            return False
-        return is_free(host, port)
+    def reserve(self, host: str, port: int) -> None:
+        """Hold this port until `close`. Raises OSError if it is held here already, on any host, if it cannot be bound,
+        or if a server could not listen on it now; in the last case, it is held all the same."""
+        if port in self._ports:
+            raise OSError(errno.EADDRINUSE, "The stack uses this port already")
+        self._hold(host, port)
+        try_listening(host, port)
 
     def close(self) -> None:
         """Release all ports."""
         self._sockets.close()
+        self._ports.clear()
 
     def _hold(self, host: str, port: int) -> int:
         """Bind a socket to the port (0: any free one), without listening, and hold it until `close`. Returns the port's
         number. Raises OSError if it cannot be bound."""
         holder = self._sockets.enter_context(_reusable(host))
         holder.bind((host, port))
-        return int(holder.getsockname()[1])
+        held = int(holder.getsockname()[1])
+        self._ports.add(held)
+        return held
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -54,13 +58,18 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen on the port now. The port is tried, and is not held afterwards."""
-    with _reusable(host) as candidate:
-        try:
-            candidate.bind((host, port))
-            candidate.listen(1)
-        except OSError:
-            return False
+    try:
+        try_listening(host, port)
+    except OSError:
+        return False
     return True
+
+
+def try_listening(host: str, port: int) -> None:
+    """Listen on the port, and release it at once. Raises OSError if a server could not listen on it now."""
+    with _reusable(host) as candidate:
+        candidate.bind((host, port))
+        candidate.listen(1)
 
 
 def _reusable(host: str) -> socket.socket:

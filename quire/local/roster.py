@@ -51,17 +51,15 @@ class Roster:
         is. The user's two ports are held on the spec's host, and the others on loopback; in network namespaces, free
         ports are always on loopback. The ports stay held, beside the members that listen on them, until `close` or the
         next call. Does not write the state file. Raises StartFailed PORT_IN_USE if a port that the user has chosen
-        cannot be bound, whatever the reason, and OSError if no free port of the host can be bound."""
+        cannot be bound, whatever the reason, or is chosen twice, and OSError if no free port of the host can be
+        bound."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
-        for name in (*self._spec.members, "http"):
+        # The user's ports come first: otherwise a free port could be one of them.
+        for name in sorted((*self._spec.members, "http"), key=lambda name: not asked.get(name, (0, ""))[0]):
             port, flag = asked.get(name, (0, ""))
-            if port and not self._held.reserve(self._spec.host, port):
-                raise StartFailed(
-                    "PORT_IN_USE",
-                    f"Port {port} of {self._spec.host} is taken by another process.",
-                    f"Stop that process, or choose another port with {flag} (0 picks a free one).",
-                )
+            if port:
+                self._reserve(port, flag)
             # A member in a network namespace of its own has all ports to itself, so any port will do.
             here = not self._spec.hosts
             self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
@@ -170,6 +168,17 @@ class Roster:
     def close(self) -> None:
         """Release the ports."""
         self._held.close()
+
+    def _reserve(self, port: int, flag: str) -> None:
+        """Hold a port that the user has chosen by this flag. Raises StartFailed PORT_IN_USE if that fails."""
+        try:
+            self._held.reserve(self._spec.host, port)
+        except OSError as error:
+            raise StartFailed(
+                "PORT_IN_USE",
+                f"The stack cannot listen on port {port} of {self._spec.host}: {error.strerror}.",
+                f"Stop the process that has the port, or choose another port with {flag} (0 picks a free one).",
+            ) from error
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
         """Start a process of the member with its command line, environment, stack mark and log, and enter it in the

@@ -6,13 +6,15 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quire.errors import InvalidArgument
+from quire.errors import InvalidArgument, StartFailed
 from quire.local import events
 from quire.local.pids import ProcessId
 from quire.local.ports import HeldPorts, free_ports, is_free
+from quire.local.roster import Roster
 from quire.local.spec import SERVICES, StackSpec, replica_of
 from quire.local.state import ServiceState, StackState, StateDirectory, list_names
 
@@ -175,7 +177,51 @@ def test_a_held_port_is_given_to_nobody_but_may_be_listened_on() -> None:
         service.bind(("127.0.0.1", port))
         service.listen()
         other = HeldPorts()
-        assert not other.reserve("127.0.0.1", port)
+        with pytest.raises(OSError, match="in use"):
+            other.reserve("127.0.0.1", port)
         other.close()
     held.close()
     assert is_free("127.0.0.1", port)
+
+
+def roster(tmp_path: Path, **ports: Any) -> Roster:
+    return Roster(StackSpec("one", "model", **ports), StateDirectory("one", tmp_path), lambda event: None)
+
+
+def test_one_port_cannot_be_chosen_twice(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    stack = roster(tmp_path, port=port, grpc_port=port)
+    with pytest.raises(StartFailed, match="uses this port already") as error:
+        stack.choose_ports()
+    stack.close()
+    assert error.value.code == "PORT_IN_USE" and f"port {port} " in error.value.message
+    one = roster(tmp_path, port=port)
+    one.choose_ports()
+    one.choose_ports()  # The ports of the first call are released.
+    one.close()
+
+
+def test_the_users_ports_are_reserved_before_free_ones_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[int]()
+
+    def choose(held: HeldPorts, host: str) -> int:
+        calls.append(0)
+        return 1
+
+    def reserve(held: HeldPorts, host: str, port: int) -> bool:
+        calls.append(port)
+        return True
+
+    monkeypatch.setattr(HeldPorts, "choose", choose)
+    monkeypatch.setattr(HeldPorts, "reserve", reserve)
+    roster(tmp_path, port=7001, grpc_port=7002).choose_ports()
+    assert sorted(calls[:2]) == [7001, 7002] and set(calls[2:]) == {0}
+
+
+def test_the_reason_why_a_port_cannot_be_had_is_told(tmp_path: Path) -> None:
+    stack = roster(tmp_path, host="192.0.2.1", port=7001)  # This address is reserved for documents.
+    with pytest.raises(StartFailed, match="Cannot assign requested address"):
+        stack.choose_ports()
+    stack.close()
