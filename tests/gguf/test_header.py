@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ from numpy.typing import NDArray
 
 from quire_common.errors import ConfigError, QuireError, Unsupported
 from quire_common.gguf import BLOCK_KINDS, TextArray, is_gguf, open_gguf, read_header
+from quire_common.model_hub import resolve_model
+from quire_worker.config import WorkerConfig
+from quire_worker.model_source import load_configured
 from tests.gguf.raw import BOOL, F32, I32, TEXT, U8, U16, U32, RawFile, Tensor, pair, pairs_of, text
 
 GOOD = RawFile(
@@ -265,3 +271,20 @@ def test_what_is_no_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="MODEL_NOT_FOUND"):
         open_gguf(tmp_path / "absent.gguf")
     assert issubclass(Unsupported, QuireError)
+
+
+def test_a_path_that_cannot_be_looked_up_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("long" * 64 + ".gguf")
+    assert not is_gguf(path) and resolve_model(str(path)) == str(path)
+    with pytest.raises(ConfigError, match="cannot be looked up: File name too long"):
+        open_gguf(path)
+    with pytest.raises(ConfigError, match="cannot be looked up: File name too long"):
+        load_configured(WorkerConfig(model=str(path)), lambda *_: None)
+
+    def refuse(path: Path, **_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", refuse)
+        with pytest.raises(ConfigError, match="cannot be looked up: Permission denied"):
+            load_configured(WorkerConfig(model=str(tmp_path)), lambda *_: None)

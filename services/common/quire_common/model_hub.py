@@ -39,13 +39,16 @@ def resolve_model(
     fault is another one's (such as the revision's), if the revision is malformed, or the model cannot be found or
     downloaded.
 
-    An existing path, or a text that is no name of the hub (also an empty one), is returned as it is. For a name of the
-    hub, the result is the folder or GGUF file in the hub's cache. The model is downloaded first if files are missing.
-    With `tokenizer_only`, no weights are needed beside config.json and tokenizer.json, unless the name asks for a
-    quantisation. `progress` is called only if there is a download, which is logged: first with zeros, later with the
-    bytes downloaded and the bytes in all.
+    An existing path, one that cannot be looked up, or a text that is no name of the hub (also an empty one), is
+    returned as it is. For a name of the hub, the result is the folder or GGUF file in the hub's cache. The model is
+    downloaded first if files are missing. With `tokenizer_only`, no weights are needed beside config.json and
+    tokenizer.json, unless the name asks for a quantisation. `progress` is called only if there is a download, which is
+    logged: first with zeros, later with the bytes downloaded and the bytes in all.
     """
-    if not name or Path(name).exists():
+    try:
+        if not name or Path(name).exists():
+            return name
+    except OSError:  # Whoever opens the path says why that fails.
         return name
 
     def start_progress() -> Callable[[int, int], None]:

@@ -242,13 +242,22 @@ def model_info(
 
 
 def _check(config: WorkerConfig) -> None:
-    """Raise ConfigError if no model is named, if its path is neither a folder nor a GGUF file, or if --device cpu is
-    given with a KV cache larger than this host's memory."""
+    """Raise ConfigError if no model is named, if its path is neither a folder nor a GGUF file, or cannot be looked up,
+    or if --device cpu is given with a KV cache larger than this host's memory."""
     if not config.model:
         raise ConfigError("MODEL_MISSING", "No model is configured.", "Give its folder with --model.", param="model")
-    if not Path(config.model).is_dir() and not is_gguf(
-        Path(config.model)
-    ):  # the loader says so too, but only seconds later
+    path = Path(config.model)
+    try:
+        (path / "config.json").exists()  # This fails if the folder, or one above it, may not be searched.
+        found = path.is_dir() or is_gguf(path)
+    except OSError as error:
+        raise ConfigError(
+            "MODEL_NOT_FOUND",
+            f"{path} cannot be looked up: {error.strerror}.",
+            "Check the path, and that the worker may search its folders.",
+            param="model",
+        ) from error
+    if not found:  # The loader says so too, but only seconds later.
         raise ConfigError(
             "MODEL_NOT_FOUND",
             f"There is no model folder or GGUF file {config.model}.",

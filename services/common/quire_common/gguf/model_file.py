@@ -36,10 +36,10 @@ class GgufModel:
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file: an existing file that ends in .gguf, in any case, or else one that begins
     with GGUF's magic bytes. Only these bytes are looked at: a damaged file, or one in .gguf that cannot be read, counts
-    too. False for a file of another name that cannot be read."""
-    if path.suffix.lower() == _SUFFIX:
-        return path.is_file()
+    too. False for a file of another name that cannot be read, and for a path that cannot be looked up."""
     try:
+        if path.suffix.lower() == _SUFFIX:
+            return path.is_file()
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
@@ -58,9 +58,15 @@ def gguf_files(folder: Path) -> list[Path]:
 def open_gguf(path: Path) -> GgufModel:
     """Read the headers of a model: of one file, or of all shards of a split model, of which `path` may be any. The
     shards' tensors are merged; the metadata are the first shard's. Raises ConfigError for a missing, damaged or
-    misnamed file, for shards that do not fit together, and for more than 1024 of them. Raises Unsupported as
-    `read_header` does."""
-    if not path.is_file():
+    misnamed file, for a path that cannot be looked up, for shards that do not fit together, and for more than 1024 of
+    them. Raises Unsupported as `read_header` does."""
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise ConfigError(
+            "MODEL_NOT_FOUND", f"{path} cannot be looked up: {error.strerror}.", "Check the path.", param="model"
+        ) from error
+    if not found:
         raise ConfigError("MODEL_NOT_FOUND", f"There is no file {path}.", "Check the path.", param="model")
     named = read_header(path)
     count = named.metadata.integer("split.count", 0)
