@@ -47,11 +47,26 @@ OLMO3: dict[str, Any] = {
 AFMOE: dict[str, Any] = {"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
 QWEN3_NEXT: dict[str, Any] = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
 QWEN3_NEXT |= {"head_dim": 32, "layer_types": ["full_attention"] * 2, "num_experts": 0}
+HUNYUAN: dict[str, Any] = {"architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"}
+ALPHA = {"rope_type": "dynamic", "alpha": 100.0}
 # Keys of published config.json files, where they matter.
 REAL: dict[str, dict[str, Any]] = {
     "llama-2": LLAMA | {"pretraining_tp": 1, "rope_scaling": None, "tie_word_embeddings": False},
     "llama-3.1": LLAMA | {"attention_bias": False, "mlp_bias": False, "rope_theta": 500000.0, "rope_scaling": LLAMA3},
     "llama, new": LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}, "rope_theta": 500000.0},
+    "hunyuan": HUNYUAN
+    | {
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "type": "dynamic",
+            "alpha": 1000.0,
+            "factor": 1.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
     "qwen2.5": QWEN2 | {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28},
     "qwen2": QWEN2 | {"use_sliding_window": False, "sliding_window": 256, "max_window_layers": 1},
     "qwen3": QWEN3 | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 1},
@@ -199,6 +214,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3-next, linear attention by default": (QWEN3_NEXT | {"layer_types": ...}, "layer_types"),
     "qwen3-next, windows": (QWEN3_NEXT | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     "qwen3-next, biases": (QWEN3_NEXT | {"attention_bias": True}, "attention_bias"),
+    "hunyuan, no alpha": (HUNYUAN | {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type"),
+    "hunyuan, no alpha, old": (HUNYUAN | {"rope_scaling": {"type": "dynamic"}}, "type"),
+    "hunyuan, a part rotates": (
+        HUNYUAN | {"rope_parameters": ALPHA | {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor",
+    ),
+    "hunyuan, two thetas": (
+        HUNYUAN | {"rope_parameters": ALPHA | {"rope_theta": 1e6}, "rope_theta": 1e4},
+        "rope_theta",
+    ),
+    "hunyuan, two kinds": (
+        HUNYUAN | {"rope_parameters": ALPHA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        "rope_scaling",
+    ),
     "two thetas": (LLAMA | {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, "rope_theta"),
 }
 

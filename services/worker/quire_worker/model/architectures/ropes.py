@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from quire_common.errors import ConfigError, Unsupported
@@ -51,7 +51,7 @@ def read_rope(
             f"RoPE variant {kind!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_KINDS)}.",
             "Serve a model with a supported variant.",
         )
-    _check_keys(config, section, name, kind)
+    check_rope_keys(config, section, name, kind, KEYS[kind])
     theta = read_base(config, section, theta)
     config.note_read("partial_rotary_factor")
     partial = section if section.has("partial_rotary_factor") else config
@@ -174,12 +174,12 @@ _READERS: Final[dict[str, Callable[[ConfigFile, ConfigFile, RopeSpec], RopeSpec]
 }
 
 
-def _check_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str) -> None:
-    """Raise Unsupported for a key of the section that this kind of RoPE does not read. Also refuse different values of
+def check_rope_keys(config: ConfigFile, section: ConfigFile, name: str, kind: str, keys: Collection[str]) -> None:
+    """Raise Unsupported for a key of the section that is not one of this kind's `keys`. Also refuse different values of
     one setting: `type` and `rope_type`, two bases, or `rope_parameters` and `rope_scaling`. `name` is the section's
     name."""
     for key, value in section.fields.items():
-        if value is not None and key not in KEYS[kind]:
+        if value is not None and key not in keys:
             raise refused(section, key, f"more than the RoPE variant {kind!r} has")
     if section.has("type") and _OLD_NAMES.get(section.text("type"), section.text("type")) != kind:
         raise refused(section, "type", f"another RoPE variant than `rope_type` ({kind!r})")
