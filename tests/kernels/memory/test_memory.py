@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ import torch
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
+from quire_worker.cuda import load
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.memory import (
     LOGITS_STATE_BYTES,
@@ -100,3 +104,34 @@ def test_out_of_memory_is_named_with_what_to_do() -> None:
     assert error.value.code == "GPU_OUT_OF_MEMORY" and "--max-num-batched-tokens" in error.value.fix
     with pytest.raises(ValueError, match="another"), naming_out_of_memory("a step", STEP_FIX):
         raise ValueError("another")
+
+
+@pytest.mark.parametrize("place", ["logits", "decoder"])
+def test_out_of_memory_after_the_pages_is_named_too(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gpu = SimpleNamespace(
+        current_device=lambda: 0,
+        mem_get_info=lambda device: (80 * GIB, 80 * GIB),
+        get_device_name=lambda device: "a GPU",
+        get_device_capability=lambda device: (9, 0),
+    )
+    on_cpu = SimpleNamespace(
+        cuda=gpu,
+        device=lambda *_: torch.device("cpu"),
+        inference_mode=torch.inference_mode,
+        empty=fail if place == "logits" else torch.empty,
+        bfloat16=torch.bfloat16,
+    )
+    weights = SimpleNamespace(num_bytes=1, digest=b"", decoder=fail)
+    source = SimpleNamespace(spec=SimpleNamespace(vocab_size=97), load=lambda *_: weights)
+    source.measured = lambda: source
+    monkeypatch.setattr(load, "torch", on_cpu)
+    monkeypatch.setattr(load, "find_source", lambda *_: source)
+    monkeypatch.setattr(load, "kv_groups", lambda *_: [None])
+    for name in ("check_kernels", "step_bytes", "CudaPages", "gemm_configs_for", "TritonOps", "HeadShape"):
+        monkeypatch.setattr(load, name, MagicMock())
+    with pytest.raises(ConfigError, match=f"beside {60 * GIB} bytes of KV pages: CUDA out") as error:
+        load.load_cuda_model("model", LoadOptions(), load.CudaOptions(kv_cache_bytes=60 * GIB))
+    assert error.value.code == "GPU_OUT_OF_MEMORY" and error.value.param == "kv_cache_memory_bytes"

@@ -88,7 +88,12 @@ def load_cuda_model(
     progress("pages", capacity, capacity)
     gemm_configs = gemm_configs_for(torch.cuda.get_device_name(device), batch_invariant=cuda.batch_invariant)
     pdl = torch.cuda.get_device_capability(device)[0] >= 9
-    with torch.inference_mode():
+    beside = naming_out_of_memory(
+        f"the logits and the decoder beside {capacity} bytes of KV pages",
+        "Lower --kv-cache-memory-bytes, or --gpu-memory-utilization.",
+        "kv_cache_memory_bytes",
+    )
+    with beside, torch.inference_mode():
         rows = cuda.max_num_seqs + MOST_CHUNKS
         logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
         ops = TritonOps(HeadShape.of(spec), device, gemm_configs, pdl=pdl, kept_logits=logits)
