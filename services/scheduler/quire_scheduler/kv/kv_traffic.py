@@ -264,9 +264,7 @@ class KvTraffic:
         if not pages or not self.wants_lookup(request, 0):
             return False
         unstored = self.offload.unstored(request)
-        if unstored and not self.offload.may_save(unstored):
-            return False
-        if not self._cost.swap_pays(pages, unstored):
+        if not self.offload.may_save(request) or not self._cost.swap_pays(pages, unstored):
             return False
         self.search_again(request)
         self.offload.save(request)

@@ -156,9 +156,10 @@ class Offload:
         """Return how many of the request's full pages the kvstore has not been given."""
         return len(self._lacking(request, 0, self._cache.ready_pages(request)))
 
-    def may_save(self, pages: int) -> bool:
-        """Whether `pages` pages of a preempted request could be stored now."""
-        return self.enabled and pages <= self._room(_SWAP_SHARE)
+    def may_save(self, request: Request) -> bool:
+        """Whether all pages that `save` would store could be stored now; known pages between them count too."""
+        lacking = self._lacking(request, 0, self._cache.ready_pages(request))
+        return not lacking or (self.enabled and lacking[-1] + 1 - lacking[0] <= self._room(_SWAP_SHARE))
 
     def save(self, request: Request) -> None:
         """Store the unstored pages of a preempted request, which will load its pages when it resumes."""

@@ -307,3 +307,20 @@ def test_preempted_request_is_recomputed_where_moves_are_slow() -> None:
 
 def test_preempted_request_is_recomputed_without_measurements() -> None:
     assert swapping({}, step_us=0, move_us=100).core.stats.swaps == 0
+
+
+@pytest.mark.parametrize(("lacking", "swapped"), [((60, 70), True), ((0, 70), False)])
+def test_known_pages_between_unstored_ones_count_in_a_swap(lacking: tuple[int, int], swapped: bool) -> None:
+    rig = a_rig({}, num_pages=101, max_num_seqs=1, max_model_len=400)
+    rig.worker.step_us, rig.worker.move_us = 500_000, 100
+    rig.submit(1, a_sequence(random_ids(300, 1), 60))
+    while len(rig.tokens[0, 1]) < 40:
+        rig.step()
+    replica = rig.core._replica
+    request = replica.requests[0, 1]
+    replica.kv.offload.remember(request.hashes)
+    replica.kv.offload.forget([request.hashes[index] for index in lacking])
+    before = replica.moves.storing_pages
+    rig.core._lifecycle.preempt(request, rig.now, swaps=True)
+    assert rig.core.stats.swaps == swapped and replica.moves.storing_pages - before <= 100 // 2
+    rig.run()
