@@ -138,6 +138,7 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
             "thinking.budget_tokens",
         ),
         ({"thinking": {"type": "on"}}, 400, "invalid_request_error", "enabled, adaptive, disabled"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, 400, "invalid_request_error", "display"),
         ({"thinking": {}}, 400, "invalid_request_error", "enabled, adaptive, disabled"),
         ({"thinking": {"type": "enabled", "budget_token": 9}}, 400, "invalid_request_error", "'budget_token'"),
         ({"thinking": {"type": "disabled", "effort": 1}}, 400, "invalid_request_error", "'effort'"),

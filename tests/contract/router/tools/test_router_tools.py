@@ -186,7 +186,7 @@ async def test_anthropics_message_has_thinking_text_and_uses_of_tools(tmp_path: 
         assert len({use["id"] for use in uses}) == 2
         without = (await create(router, WRITTEN, thinking={"type": "disabled"})).json()
         assert [block["type"] for block in without["content"]] == ["text", "tool_use", "tool_use"]
-        free = (await create(router, WRITTEN, thinking={"type": "adaptive"})).json()
+        free = (await create(router, WRITTEN, thinking={"type": "adaptive", "display": "summarized"})).json()
         assert free["content"][0] == thinking
         one = (await create(router, WRITTEN, tool_choice={"type": "auto", "disable_parallel_tool_use": True})).json()
         assert [block["type"] for block in one["content"]] == ["thinking", "text", "tool_use"]

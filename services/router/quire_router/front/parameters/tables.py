@@ -245,6 +245,8 @@ MESSAGES: Mapping[str, Field] = {
 THINKING: Mapping[str, Field] = {
     "type": Field("string", max_items=MAX_ID_CHARS),
     "budget_tokens": Field("int", low=1, high=MAX_INT32),
+    # Reasoning comes as the model wrote it; Anthropic's other value leaves its text out.
+    "display": _later("summarized"),
 }
 
 # OpenAI's Responses API.
