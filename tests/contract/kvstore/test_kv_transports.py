@@ -313,6 +313,5 @@ def test_the_map_goes_with_the_store_and_nothing_stays_open() -> None:
         running.service._data.close()
         eventually(lambda: arena_maps() == maps + 1)
         assert transfer_agent.load(A, transfer_agent.look_up(A)) == 0
-        running.service._data._stop = os.eventfd(0)  # it is closed once more in the end
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= fds)  # noqa: PTH208 - a count
     assert arena_maps() == maps
