@@ -19,7 +19,6 @@ from quire_scheduler.kv import page_identity, prefix_cache
 from quire_scheduler.kv.page_allocator import NO_FENCE, Fence, PageAllocator
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.resident_slots import ResidentSlots
-from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
@@ -146,7 +145,7 @@ def watermarks_ignored(patch: MonkeyPatch) -> None:
     """A slot runs before its cached range is there."""
 
     def judged(self: WaitingSlots, slot: int) -> None:
-        self._table.state[slot] = SlotState.RUNNING
+        self._table.run(slot)
         self._states.running[self._table.pages(slot)] += 1
         self.discard(slot)
 

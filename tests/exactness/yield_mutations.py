@@ -130,7 +130,7 @@ def drafts_past_the_credit(patch: MonkeyPatch) -> None:
         tried[: found.decodes] = np.minimum(1 + view.most_drafts[decodes], (view.bound - view.computed)[decodes])
         return replace(found, count=tried)
 
-    patch.setattr("quire_worker.engine.engine.schedule_step", scheduled)
+    patch.setattr("quire_worker.engine.step_schedule.schedule_step", scheduled)
 
 
 def drafts_tried_before_min_tokens(patch: MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def drafts_tried_before_min_tokens(patch: MonkeyPatch) -> None:
         every = np.full_like(view.most_drafts, view.most_drafts.max())
         return schedule_step(replace(view, most_drafts=every), budget, max_num_seqs)
 
-    patch.setattr("quire_worker.engine.engine.schedule_step", scheduled)
+    patch.setattr("quire_worker.engine.step_schedule.schedule_step", scheduled)
 
 
 def tokens_of_a_row_counted_once(patch: MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.exactness.virtual.virtual_matcher import VirtualMatcher
 from tests.exactness.virtual.virtual_peers import PeerAgent
 from tests.exactness.virtual.virtual_time import DelayLine
 from tests.exactness.virtual.virtual_worker import VirtualWorker
+from tests.fakes.worker.checked_schedules import check_schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,7 @@ class Side:
             depth=1 if weather.lockstep else weather.depth,
             matcher=None if self._matcher is None else self._matcher.client,
         )
+        check_schedules(self.engine)
         self._worker = VirtualWorker(
             time, rng, self.engine, self._device, peers.events, think_us=weather.think_us, coalesce=weather.coalesce
         )

@@ -33,6 +33,7 @@ from tests.exactness.virtual.virtual_kvstore import VirtualStore
 from tests.exactness.virtual.virtual_matcher import VirtualMatcher
 from tests.exactness.virtual.virtual_time import BEGIN_S, DelayLine, VirtualTime
 from tests.exactness.virtual.virtual_worker import VirtualWorker
+from tests.fakes.worker.checked_schedules import check_schedules
 
 if TYPE_CHECKING:
     from quire_common.credit import Report
@@ -94,6 +95,7 @@ class VirtualReplica:
             depth=1 if lockstep else scenario.depth,
             matcher=None if self._matcher is None else self._matcher.client,
         )
+        check_schedules(self._engine)
         self._worker = VirtualWorker(
             self.time,
             self._rng,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.interpreter import GridExecutor
@@ -22,6 +23,7 @@ class Launches:
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self.calls = calls
 
+    @torch.inference_mode()
     def replay(self) -> None:
         for call in self.calls:
             call()

@@ -25,10 +25,9 @@ from quire_worker.engine.move_manager import MoveManager
 from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.report_draft import ReportDraft
 from quire_worker.engine.resident_slots import ResidentSlots
-from quire_worker.engine.slots import SlotState
 from quire_worker.engine.step_builder import StepBuilder
 from quire_worker.engine.step_completion import complete_step
-from quire_worker.engine.step_schedule import SlotView, schedule_step, stalled_slots
+from quire_worker.engine.step_schedule import StepScheduler
 from quire_worker.engine.transfer_agent import NoTransferAgent
 
 if TYPE_CHECKING:
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
-# Drafts cost time of the host, and gain nothing where a grammar forces no token. So after _MAX_UNFORCED_ROWS rows
-# without a forced token, a slot has drafts in only one of _DRAFT_RETRY_STEPS steps.
-_MAX_UNFORCED_ROWS = 16
-_DRAFT_RETRY_STEPS = 8
 
 
 class Engine:
@@ -69,6 +64,7 @@ class Engine:
             self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
         )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
+        self._scheduler = StepScheduler(self.residents.table, spec.max_num_seqs)
         self._builder = StepBuilder(self.residents.table)
         self._in_flight: deque[InFlightStep] = deque()
         self._outcomes: deque[StepOutcome] = deque()
@@ -102,6 +98,7 @@ class Engine:
         self.residents.settle(self._launched)
         self.residents.clear()
         self._draft.clear()
+        self._scheduler.forget()
         self.epoch = Epoch(self.epoch.boot_id, self.epoch.run + 1)
         self._applied = self._acknowledged = self._arrival_us = self._steps_left = 0
         self._budget = None
@@ -114,6 +111,7 @@ class Engine:
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)
+        self._scheduler.forget()
         if grant.budget is not None:
             self._budget = grant.budget
         if self._budget is not None:
@@ -134,7 +132,7 @@ class Engine:
         self._admit()
         began = time.perf_counter_ns()
         residents = self.residents
-        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs)
+        schedule = self._scheduler.schedule(self._budget, self._launched)
         if not len(schedule.slot):
             return False
         if self._steps_left != _UNLIMITED:
@@ -211,6 +209,8 @@ class Engine:
         """Update the slots with the outcome of an ended step. Returns a Report with the step's rows and timing;
         acknowledgements and counts are still missing."""
         rows = complete_step(self.residents, in_flight, outcome)
+        if len(rows.slot) < len(in_flight.slot):
+            self._scheduler.forget()  # rows without a token compute their positions again
         model = outcome.timing
         timing = StepTiming(
             wait=outcome.wait_us,
@@ -238,37 +238,11 @@ class Engine:
             in_flight=len(self._in_flight),
             running=running,
             spare=held - running,
-            stalled_slot=stalled_slots(self._view(), self.spec.max_num_seqs),
+            stalled_slot=self._scheduler.stalled_slots(),
             grant_arrival_us=self._arrival_us,
             draining=self._draining,
         )
         self._acknowledged, self._to_announce = retired, False
-
-    def _view(self) -> SlotView:
-        """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
-        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _MAX_UNFORCED_ROWS rows
-        without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
-        table = self.residents.table
-        runnable, most_drafts = table.state == SlotState.RUNNING, None
-        if table.any_constrained():
-            runnable &= ~(table.awaits_mask & table.decoding)
-        if table.may_draft():
-            most_drafts = table.most_drafts * (table.known_len >= table.min_len)
-            if self._launched % _DRAFT_RETRY_STEPS:
-                most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0
-        return SlotView(
-            runnable=runnable,
-            computed=table.computed,
-            prefill_len=table.prefill_len,
-            decoding=table.decoding,
-            most_drafts=most_drafts,
-            ceiling=table.ceiling(),
-            bound=table.bound,
-            by_key=table.by_key(),
-            order_key=table.order_key,
-            prefill_rank=table.prefill_rank,
-            scored=table.scored,
-        )
 
 
 def _us(nanoseconds: int) -> int:

@@ -74,7 +74,7 @@ class ResidentSlots:
         if cached:
             self._waiting.add(start.slot)
         else:
-            self.table.state[start.slot] = SlotState.RUNNING
+            self.table.run(start.slot)
             self.states.running[table] += 1
 
     def grow(self, slot: int, page: int) -> None:

@@ -97,7 +97,8 @@ class SlotTable:
         """Whether the next mask of the slot's grammar is still to come: it has no row once its prompt is computed."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
-        """Changes with every start and end. Values derived from the fixed columns hold until then."""
+        """Changes with every start and end, and when a waiting slot runs. Values derived from the fixed columns hold
+        until then."""
         self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
         self._may_draft: bool | None = None
@@ -199,6 +200,11 @@ class SlotTable:
         self.constraints[slot] = constraint
         self.constrained[slot] = self.awaits_mask[slot] = True
         self.most_drafts[slot] = self._most_drafts(slot, self._spec.max_constrained_row_tokens)
+        self._changed()
+
+    def run(self, slot: int) -> None:
+        """Make a filled slot RUNNING."""
+        self.state[slot] = SlotState.RUNNING
         self._changed()
 
     def _most_drafts(self, slot: int, row_tokens: int) -> int:

@@ -1,4 +1,5 @@
-"""The batch rule: which slots run in the next step, and how many positions of each. A pure, deterministic function.
+"""The batch rule: which slots run in the next step, and how many positions of each. `schedule_step` is a pure,
+deterministic function of the slots' columns; StepScheduler applies it to a SlotTable.
 
 First, each decodable slot gets one token, lowest order key first, up to `max_num_seqs`. Then prefill chunks follow in
 the scheduler's order, as far as the Grant's budget allows. Last, rows that may have drafts share the rest of the
@@ -14,17 +15,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_worker.engine.slots import SlotState
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit import Budget
     from quire_worker.arrays import Bool, Int32, Int64
+    from quire_worker.engine.slots import SlotTable
 
 _NO_SLOTS = np.empty(0, np.int32)
 # Bytes of the prompt logprobs that a step brings: they travel in one Report, of which gRPC carries 64 MiB.
 MAX_SCORE_BYTES = 16 * 1024 * 1024
 # Of one token's, and of each of its alternatives.
 _SCORE_BYTES, _ALTERNATIVE_BYTES = 16, 8
+# Drafts cost time of the host, and gain nothing where a grammar forces no token. So after _MAX_UNFORCED_ROWS rows
+# without a forced token, a slot has drafts in only one of _DRAFT_RETRY_STEPS steps.
+_MAX_UNFORCED_ROWS = 16
+_DRAFT_RETRY_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,97 @@ class StepSchedule:
     decodes: int
     num_decode_tokens: int
     """The positions of the decode rows together: `decodes`, and all drafts."""
+
+
+class StepScheduler:
+    """Applies the batch rule to a SlotTable. While the same slots decode, one token each, their schedule is kept: then
+    only the positions change that the steps themselves compute, and a look at these is enough. Columns of the table
+    that a Grant sets, or a row without a token lowers, change unseen, so the caller must call `forget` then."""
+
+    def __init__(self, table: SlotTable, max_num_seqs: int) -> None:
+        self._table = table
+        self._max_num_seqs = max_num_seqs
+        self._kept: _KeptSchedule | None = None
+
+    def schedule(self, budget: Budget, step: int) -> StepSchedule:
+        """Return the schedule of step number `step` (see `schedule_step`). Its arrays may be those of the step
+        before."""
+        kept = self._kept
+        if kept is not None and kept.budget is budget and self._holds(kept):
+            return kept.schedule
+        view = self._view(step)
+        schedule = schedule_step(view, budget, self._max_num_seqs)
+        self._kept = self._keep(view, budget, schedule)
+        return schedule
+
+    def stalled_slots(self) -> Int32:
+        """Return the slots that cannot run only for want of credit (see `stalled_slots`)."""
+        kept = self._kept
+        if kept is None or not self._holds(kept):
+            return stalled_slots(self._view(0), self._max_num_seqs)
+        if kept.stalled is None:
+            kept.stalled = stalled_slots(self._view(0), self._max_num_seqs)
+        return kept.stalled
+
+    def forget(self) -> None:
+        """Compute the next schedule from all columns."""
+        self._kept = None
+
+    def _holds(self, kept: _KeptSchedule) -> bool:
+        """Whether the batch rule would choose the kept schedule again: no slot has started, ended or become runnable,
+        and none of its slots has reached the end of its credit or of its answer."""
+        table = self._table
+        return kept.version == table.version and bool((table.computed[kept.schedule.slot] < kept.most).all())
+
+    def _keep(self, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
+        """Return the schedule as one to be kept; None if some slot may prefill, or if drafts or masks may change the
+        next schedule."""
+        if view.most_drafts is not None or self._table.any_constrained() or not schedule.decodes:
+            return None
+        most = np.minimum(view.ceiling, view.bound)
+        if (view.runnable & ~view.decoding & (view.computed < most)).any():
+            return None
+        return _KeptSchedule(self._table.version, budget, schedule, most[schedule.slot])
+
+    def _view(self, step: int) -> SlotView:
+        """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
+        grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _MAX_UNFORCED_ROWS rows
+        without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
+        table = self._table
+        runnable, most_drafts = table.state == SlotState.RUNNING, None
+        if table.any_constrained():
+            runnable &= ~(table.awaits_mask & table.decoding)
+        if table.may_draft():
+            most_drafts = table.most_drafts * (table.known_len >= table.min_len)
+            if step % _DRAFT_RETRY_STEPS:
+                most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0
+        return SlotView(
+            runnable=runnable,
+            computed=table.computed,
+            prefill_len=table.prefill_len,
+            decoding=table.decoding,
+            most_drafts=most_drafts,
+            ceiling=table.ceiling(),
+            bound=table.bound,
+            by_key=table.by_key(),
+            order_key=table.order_key,
+            prefill_rank=table.prefill_rank,
+            scored=table.scored,
+        )
+
+
+@dataclass(slots=True)
+class _KeptSchedule:
+    """A schedule of decode rows, with what it was made from."""
+
+    version: int
+    """SlotTable.version."""
+    budget: Budget
+    schedule: StepSchedule
+    most: Int32
+    """The position up to which each of its slots may compute."""
+    stalled: Int32 | None = None
+    """The slots that are stalled as long as the schedule holds; None: not computed yet."""
 
 
 def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:

@@ -17,7 +17,6 @@ import numpy as np
 
 from quire_common.errors import QuireError, Unavailable
 from quire_worker.engine.page_states import NOBODY
-from quire_worker.engine.slots import SlotState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +120,7 @@ class WaitingSlots:
                 return _pages_lost()
             states.claim(pages[first_lost:], slot)
             table.cached_len[slot] = table.computed[slot] = first_lost * size
-        table.state[slot] = SlotState.RUNNING
+        table.run(slot)
         states.running[table.pages(slot)] += 1
         self.discard(slot)
         return None

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -16,11 +18,19 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Epoch, Grant, MoveKind, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_worker.engine.device import InlineDevice
+from quire_worker.engine.slots import SlotTable
+from quire_worker.engine.step_schedule import StepSchedule, StepScheduler, _KeptSchedule
 from tests.fakes.kv_transfer.fake_transfer_agent import FakeTransferAgent
+from tests.fakes.worker.checked_schedules import check_schedules
 from tests.fakes.worker.counting_runner import continuation
 from tests.fakes.worker.engine_bench import EngineBench, a_start, small_spec
 from tests.fakes.worker.held_device import HeldDevice
 from tests.tiers import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.engine.step_schedule import SlotView
 
 budgets = st.builds(
     Budget, st.integers(1, 40), st.integers(0, 20), st.integers(1, 20), st.integers(1, 3), st.integers(0, 3)
@@ -110,6 +120,7 @@ class Scenario:
         spec = small_spec(max_num_seqs=3, num_pages=80)
         self.bench = EngineBench(spec, transfer_agent=self.transfer_agent, depth=depth, device=device)
         self.scheduler = CarefulScheduler(self.bench)
+        self.schedules = check_schedules(self.bench.engine)
 
     def run(self) -> CarefulScheduler:
         for _ in range(self.random.randint(1, 25)):
@@ -168,7 +179,7 @@ class Scenario:
             grow=tuple(grow),
             order=tuple(self._slots(4)),
             move=tuple(move for _, move in new if move is not None),
-            budget=self._budget(),
+            budget=self._budget() if self.bench.seq == 0 or self.random.random() < 0.3 else None,
         )
 
     def _budget(self) -> Budget:
@@ -219,6 +230,50 @@ def test_random_grants_come_upon_late_rows_and_late_ends() -> None:
     """The property above must not pass because nothing ever happens late."""
     runs = [Scenario(seed, depth=2).run() for seed in range(25)]
     assert sum(run.late for run in runs) > 25 and sum(run.ended_late for run in runs) > 5
+
+
+def test_random_grants_come_upon_kept_schedules() -> None:
+    """Every scenario compares kept schedules with new ones; that must not pass because none is ever kept."""
+    scenarios = [Scenario(seed, depth=2) for seed in range(25)]
+    for scenario in scenarios:
+        scenario.run()
+    assert sum(scenario.schedules.kept for scenario in scenarios) > 10
+
+
+def _keep_after_grants(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepScheduler, "forget", lambda self: None)
+
+
+def _keep_at_the_end_of_credit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepScheduler, "_holds", lambda self, kept: kept.version == self._table.version)
+
+
+def _keep_while_slots_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlotTable, "_changed", lambda self: setattr(self, "_by_key", None))
+
+
+def _keep_beside_prefills(patch: pytest.MonkeyPatch) -> None:
+    def keep(self: StepScheduler, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
+        if not schedule.decodes:
+            return None
+        most = np.minimum(view.ceiling, view.bound)[schedule.slot]
+        return _KeptSchedule(self._table.version, budget, schedule, most)
+
+    patch.setattr(StepScheduler, "_keep", keep)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [_keep_after_grants, _keep_at_the_end_of_credit, _keep_while_slots_change, _keep_beside_prefills],
+    ids=lambda mutation: mutation.__name__.strip("_"),
+)
+def test_a_schedule_that_is_kept_too_long_is_noticed(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(200):
+            Scenario(seed, depth=2).run()
 
 
 chances = st.booleans()

@@ -92,7 +92,6 @@ class StepGraph:
         `fresh` have no tiles."""
         return self.layout.leaving(fresh, chunks) if self._eager else self.layout
 
-    @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream. In pieces, attention of prompt chunks
         is launched between them. `advanced` of the body is False until just before the last graph."""
@@ -103,6 +102,7 @@ class StepGraph:
         self._body.advanced = True  # controls and sampling are in the last piece
         self._pieces[-1].replay()
 
+    @torch.inference_mode()
     def _replay_pieces(self, layout: StepLayout) -> None:
         """Replay all pieces but the last and, after each, launch one layer's attention of prompt chunks, and its output
         projection for these chunks and the decode rows."""
