@@ -34,11 +34,10 @@ For each architecture in this table, Quire reads Hugging Face folders with safet
 model's folder. If Quire also reads [GGUF files](#gguf-files) of the architecture, the column *GGUF* has the name that
 the architecture has in these files.
 
-A test runs tiny models of each architecture, with random weights, on the CPU in float32. The column *configurations*
-has the number of these models. The test requires:
-- The greedy tokens equal those of the Python package transformers, and the logits differ by at most 0.0001.
-- A prompt that is computed in chunks, or after a cached prefix, has the same logits, bit for bit, as the same prompt
-  computed at once.
+A test compares tiny models of each architecture with the Python package transformers, on the CPU in float32. The models
+have random weights, and the column *configurations* has their number. The test requires:
+- Greedy tokens are equal, and logits differ by at most 0.0001.
+- Chunked prefill and prefix caching leave the logits the same, bit for bit.
 """
 _MULTIMODAL = """## Multimodal models
 
@@ -50,37 +49,35 @@ not load the weights of the other parts, and refuses requests with images.
 |---|---|---|
 {rows}
 
-- A test compares the logits and greedy tokens of tiny random models with those of transformers. Old and new
-  checkpoints of one architecture may have different names for the same tensors. The test covers both kinds of names.
+- A test compares logits and greedy tokens of tiny random models with those of transformers. The test covers the tensor
+  names of old and new checkpoints.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
-- The text part of a multimodal model may have an architecture that is missing in the table of
-  [architectures](#architectures). Such a text part runs in the [Transformers backend](#other-architectures). Examples
-  are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
+- A text part whose architecture is missing in the table of [architectures](#architectures) runs in the [Transformers
+  backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
-The error names the cause if Quire refuses a GGUF file. Quire refuses a file in these cases:
-- The file's architecture is not in the table of [architectures](#architectures).
-- The file has a metadata key that begins with the name of its architecture, such as `llama.rope.scaling.type`, and
-  Quire does not support this key or its value.
-- Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). In this case, set `--tokenizer` to a folder
-  that contains the model's tokenizer.
+Quire refuses a GGUF file in these cases. The error names the cause.
+- The table of [architectures](#architectures) does not have the file's architecture.
+- Quire does not support a metadata key of the architecture, such as `llama.rope.scaling.type`, or its value.
+- Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). Then set `--tokenizer` to a folder with the
+  model's tokenizer.
 
 Quire knows these pre-tokenizers of byte-level vocabularies:
 {pre_tokenizers}.
 
-llama.cpp's converter changes some models:
-- GGUF files of Mistral have the architecture `llama`. GGUF files of Mistral 7B v0.1 and of StarCoder2 do not contain
-  the model's sliding window, so Quire computes full attention.
-- GGUF files of SmolLM3 do not tell which layers have no rotary embedding. As llama.cpp does, Quire leaves out the
-  rotary embedding in every fourth layer.
-- GGUF files of Gemma 2 and 3 have no attention scale (`query_pre_attn_scalar`). As llama.cpp does, Quire uses the size
-  of a head instead. For the 27B models, Quire uses the hidden size divided by the number of heads.
+GGUF files of Mistral models have the architecture `llama`. The GGUF files of these models lack a setting:
 
-In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have their rows in another
-order. A test checks that Quire reads the files correctly. The test converts models in the same way as llama.cpp's
-converter. It compares Quire's logits and greedy tokens from the GGUF file with those of transformers. The column *GGUF
-test* of the table of architectures says what is compared:
+| models | missing setting | what Quire computes |
+|---|---|---|
+| Mistral 7B v0.1, StarCoder2 | the sliding window | full attention |
+| SmolLM3 | which layers have no rotary embedding | as llama.cpp, no rotary embedding in every fourth layer |
+| Gemma 2, Gemma 3 | `query_pre_attn_scalar` (attention scale) | as llama.cpp, with the size of a head as the scale |
+| Gemma 2 27B, Gemma 3 27B | the same | as llama.cpp, with hidden size / number of heads as the scale |
+
+In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have another row order. A test
+converts models as llama.cpp's converter does. Quire's logits and greedy tokens from the GGUF file must match those of
+transformers. The column *GGUF test* of the table of architectures says what is compared:
 
 | GGUF test | comparison |
 |---|---|
@@ -88,18 +85,17 @@ test* of the table of architectures says what is compared:
 | transformers | As *converted*. In addition, transformers reads the file, and its results must match Quire's |
 | real model | As *transformers*, and the same with a file of llama.cpp's converter (SmolLM2 135M, Gemma 3 270M) |
 
-Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, because transformers does not have these
-models. Quire runs each of these models with the code of a similar family. The table of architectures lists each model
-in the row of that family. The tests use tiny models of the similar family, for example a Llama model for InternLM 2. No
-other program has confirmed Quire's results for these models.
+Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, and runs each with the code of a similar
+family. The table of architectures lists each model in the row of that family. The tests use models of that family,
+because transformers does not have these four. So no other program has confirmed Quire's results for the four.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-The *Transformers backend* runs models without an entry in the table of [architectures](#architectures). It also runs
-AFMoE models with experts, because Quire's own code for AFMoE supports no experts. In this backend, the Python package
-transformers computes the layers, and Quire's kernels compute attention over KV pages. Prefix caching, chunked prefill,
-KV transfer and sampling work as for other models. Quire refuses Qwen3-Next models with linear attention, because
-neither this backend nor Quire's own code supports linear attention.
+The *Transformers backend* runs models that the table of [architectures](#architectures) does not have, and AFMoE models
+with experts. The Python package transformers computes the layers, and Quire's kernels compute attention over KV pages.
+Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
+
+Quire refuses Qwen3-Next models with linear attention, which neither this backend nor Quire's own code supports.
 
 The backend needs the package transformers, which the container images of workers contain:
 
@@ -119,8 +115,8 @@ quire serve org/name
 These limits hold in the Transformers backend:
 - The worker reads weights only from safetensors, and runs no code from the model's folder.
 - Weights are float32 on the CPU and bfloat16 on a GPU. `--dtype`, `--quantize` and GGUF files do not work.
-- The last bits of a sequence's logits may depend on the other sequences in the batch. This can change even greedy
-  tokens. So the worker refuses `--batch-invariant`.
+- The last bits of a sequence's logits, and so even greedy tokens, may depend on the other sequences in the batch. So
+  the worker refuses `--batch-invariant`.
 - A worker with this backend and a worker with Quire's own code never share KV pages.
 
 Decode steps take longer in the Transformers backend than in Quire's own code, above all steps with few sequences
@@ -148,13 +144,12 @@ The Transformers backend refuses a model that it would compute wrongly. The erro
 | `UNSUPPORTED_DTYPE`, `UNSUPPORTED_QUANTIZATION` | the backend does not support the option `--dtype` or `--quantize` |
 | `NOT_BATCH_INVARIANT` | the backend does not support the option `--batch-invariant` |
 
-If Quire's kernels or pages do not fit a model's attention, the Transformers backend refuses the model with the error
-`UNSUPPORTED_ATTENTION`. The message names the cause, for example:
-- A layer of the model calls transformers' `AttentionInterface` several times or never.
+The message of `UNSUPPORTED_ATTENTION` names the cause, for example:
+- A layer calls transformers' `AttentionInterface` several times or never.
 - The model has latent attention, or its layers have heads of different sizes.
 - The model has attention masks other than causal masks, sliding windows and chunks.
 - The result of a sequence depends on other sequences of the batch.
-- The model's first position is not 0. For example, RoBERTa models number their positions from `pad_token_id` + 1.
+- The model's first position is not 0, as in RoBERTa models.
 
 A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. The test compares the
 results with those of the Python package transformers. Greedy tokens must be equal, and logits may differ by at most
@@ -191,21 +186,20 @@ models:
 - StableLM 2 12B, which has a norm for each attention head
 - MPT models with biases or without ALiBi
 
-**Old files of OLMo 3.** An old `config.json`, for example from transformers 4, may have one rotary embedding (RoPE) for
-all layers instead of one for each type of layer. The releases of transformers disagree about what some of these files
-mean. Quire refuses an old file if one of these is true:
+**Old files of OLMo 3.** An old `config.json` may have one rotary embedding (RoPE) for all layers instead of one for
+each type of layer. Releases of transformers read some of these files differently. Quire refuses an old file if one of
+these is true:
 - `rope_theta` is not 500000.
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
 
-If Quire refuses the `config.json` of an OLMo 3 model because of its RoPE, give each type of layer its own RoPE with
-`--hf-overrides`. In `rope_parameters`, give one RoPE under `full_attention` and one under `sliding_attention`. Set
-`rope_scaling` and `rope_theta` to null.
+For a refused file, give each type of layer its own RoPE with `--hf-overrides`: one under `full_attention` and one under
+`sliding_attention` of `rope_parameters`. Set `rope_scaling` and `rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
-the factors by the present length of the sequence. The worker chooses the factors once, for all sequences, so that
-cached pages remain valid as a sequence grows. If `--max-model-len` is above `original_max_position_embeddings`, the
-worker uses the factors for long sequences. Otherwise it uses the factors for short sequences.
+the factors by the present length of a sequence. The worker uses the same factors for all sequences, so that cached
+pages stay valid: those for long sequences if `--max-model-len` is above `original_max_position_embeddings`, else those
+for short sequences.
 """
 
 
