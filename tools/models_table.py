@@ -193,8 +193,8 @@ these is true:
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
 
-For a refused file, give each type of layer its own RoPE with `--hf-overrides`: one under `full_attention` and one under
-`sliding_attention` of `rope_parameters`. Set `rope_scaling` and `rope_theta` to null.
+If Quire refuses an old file of OLMo 3, override its fields with `--hf-overrides`. In `rope_parameters`, put one RoPE
+under `full_attention` and one under `sliding_attention`. Set `rope_scaling` and `rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
 the factors by the present length of a sequence. The worker uses the same factors for all sequences, so that cached
