@@ -91,9 +91,10 @@ because transformers does not have these four. So no other program has confirmed
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-The *Transformers backend* runs models that the table of [architectures](#architectures) does not have, and AFMoE models
-with experts. The Python package transformers computes the layers, and Quire's kernels compute attention over KV pages.
-Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
+The *Transformers backend* runs models whose architecture is not in the table of [architectures](#architectures), such
+as Trinity, which is an AFMoE model with experts. The Python package transformers computes the layers, and Quire's
+kernels compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other
+models.
 
 Quire refuses Qwen3-Next models with linear attention, which neither this backend nor Quire's own code supports.
 

@@ -3,6 +3,9 @@ pictures and files next to them. They keep their places in the repository, so th
 
 The site has no source code. So a link to code or to a folder becomes plain text. tests/unit/test_docs.py checks that
 links lead somewhere in the repository, and `mkdocs build --strict` checks that they lead somewhere in the site.
+
+The site's Python-Markdown shows a list right below a line of text as text, unlike GitHub. So the copy has an empty line
+there.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("*.md", "bench/*.md", "docs/**/*.md", "deploy/**/*.md", "services/*/README.md", "models/*/README.md")
 BESIDE = ("docs/images/*", "docs/*.json")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_LIST_BELOW_TEXT = re.compile(r"^((?![-*] |\d+\. |[#|>\s]).+\n)(?=(?:[-*]|\d+\.) )", re.MULTILINE)
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
@@ -34,7 +38,8 @@ def stage(folder: Path, root: Path = ROOT) -> list[Path]:
         shutil.copy(root / path, folder / path)
     for path in shown:
         text = (folder / path).read_text(encoding="utf-8")
-        (folder / path).write_text(without_links_to_code(text, path, {*shown, *beside}), encoding="utf-8")
+        text = with_lines_above_lists(without_links_to_code(text, path, {*shown, *beside}))
+        (folder / path).write_text(text, encoding="utf-8")
     return shown
 
 
@@ -49,6 +54,13 @@ def without_links_to_code(text: str, document: Path, there: set[Path]) -> str:
         return found[0] if _normal(document.parent / target) in there else found[2]
 
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in _FENCE.split(text))
+
+
+def with_lines_above_lists(text: str) -> str:
+    """Return the text with an empty line between a line of text and a list right below it. Code blocks stay
+    unchanged."""
+    parts = _FENCE.split(text)
+    return "".join(part if part.startswith("```") else _LIST_BELOW_TEXT.sub(r"\1\n", part) for part in parts)
 
 
 def _normal(path: Path) -> Path:

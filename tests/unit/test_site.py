@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tools.stage_site import ROOT, documents, stage, without_links_to_code
+from tools.stage_site import ROOT, documents, stage, with_lines_above_lists, without_links_to_code
 
 
 def test_navigation_has_every_document_once() -> None:
@@ -31,6 +31,20 @@ def test_a_link_to_code_becomes_its_text() -> None:
     kept = "[a](a.md#x) [b](../README.md) [d](https://d) [e](#e)\n```\n[f](f.py)\n```\n"
     text = kept + "[`c`](../quire/c.py) and [folder](../quire)"
     assert without_links_to_code(text, Path("docs/b.md"), there) == kept + "`c` and folder"
+
+
+def test_a_list_right_below_text_gets_an_empty_line() -> None:
+    text = "Three things:\n- a\n  goes on\n- b\n\n1. one\n2. two\nand more\n1. three\n```\nx\n- y\n```\n# Title\n- c\n"
+    expected = text.replace("things:\n", "things:\n\n").replace("and more\n", "and more\n\n")
+    assert with_lines_above_lists(text) == expected
+
+
+def test_the_site_has_no_list_right_below_text(tmp_path: Path) -> None:
+    below = re.compile(r"^(?![-*] |\d+\. |[#|>\s]).+\n(?:[-*]|\d+\.) ", re.MULTILINE)
+    for document in stage(tmp_path / "site"):
+        text = re.sub(r"^```.*?^```", "", (tmp_path / "site" / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not below.search(text), document
+    assert below.search((ROOT / "docs" / "operations.md").read_text()), "no page needs this any more"
 
 
 def anchors(document: Path) -> set[str]:
