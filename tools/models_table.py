@@ -199,8 +199,8 @@ under `full_attention` and one under `sliding_attention`. Set `rope_scaling` and
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
 the factors by the present length of a sequence. The worker uses the same factors for all sequences, so that cached
-pages stay valid: those for long sequences if `--max-model-len` is above `original_max_position_embeddings`, else those
-for short sequences.
+pages stay valid. If `--max-model-len` is above `original_max_position_embeddings`, the worker uses the factors for long
+sequences. Otherwise, it uses the factors for short sequences.
 """
 
 
