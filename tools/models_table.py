@@ -194,8 +194,9 @@ these is true:
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
 
-If Quire refuses an old file of OLMo 3, override its fields with `--hf-overrides`. In `rope_parameters`, put one RoPE
-under `full_attention` and one under `sliding_attention`. Set `rope_scaling` and `rope_theta` to null.
+If Quire refuses an old `config.json` of OLMo 3, override its fields with `--hf-overrides`. `rope_parameters` must have
+the RoPE of layers with full attention under `full_attention`, and the RoPE of layers with a sliding window under
+`sliding_attention`. Set `rope_scaling` and `rope_theta` to null.
 
 **longrope.** A rotary embedding of type `longrope` has factors for short and for long sequences. transformers chooses
 the factors by the present length of a sequence. The worker uses the same factors for all sequences, so that cached
