@@ -24,7 +24,7 @@ from quire.errors import InvalidArgument, Overloaded, QuireError, Unavailable
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
-from quire.outputs import RequestOutput
+from quire.outputs import ModelCard, RequestOutput
 from quire.progress_bar import Bar, TerminalBar, make_bar
 from quire.prompts import ChatPrompt, Prompt, is_batch
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -153,9 +153,10 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of calls that set none. They are the model's own, from its
-        generation_config.json, --generation-config and --override-generation-config. The first call asks the router."""
+        generation_config.json, --generation-config and --override-generation-config. The first call asks the router.
+        Failures are as in `generate`."""
         if self._defaults is None:
-            card = self._run(self._client.models())[0]
+            card = self._run(self._first_model())
             self._defaults = SamplingParams(**card.sampling_defaults)  # type: ignore[arg-type]  # numbers by name
         return self._defaults
 
@@ -230,11 +231,29 @@ class LLM:
             return found
 
         try:
-            eos = frozenset((await self._client.models())[0].eos_token_ids)
+            eos = frozenset((await self._first_model()).eos_token_ids)
             return await self._gather([one(prompt, eos) for prompt in prompts])
         finally:
             if bar is not None:
                 bar.close()
+
+    async def _first_model(self) -> ModelCard:
+        """Return the card of the first model that the router lists. Raises Unavailable if it lists none, and the errors
+        of `_gather`."""
+
+        async def ask() -> ModelCard:
+            """Ask for the models, and return the first."""
+            cards = await self._client.models()
+            if not cards:
+                raise Unavailable(
+                    "NO_HEALTHY_REPLICA",
+                    "The router lists no model.",
+                    "Wait until an engine is ready, or use an API key that may use a model.",
+                )
+            return cards[0]
+
+        (card,) = await self._gather([ask()])
+        return card
 
     async def _gather(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """Run the coroutines at once, and return their results in order. The first failure cancels the others. Raises

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire import LLM, AsyncClient, BeamSearchParams, InvalidArgument, NotFound, SamplingParams, Unavailable
+from quire.local.events import Died
 from quire.outputs import ModelCard
 from quire.prompts import Prompt
 from quire.v1 import common_pb2
@@ -117,6 +120,30 @@ def test_beam_search_without_an_answer_about_models_closes_its_bar(fake: Fake, m
     with LLM(address=fake[1]) as llm, pytest.raises(Unavailable, match="router is away"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2), use_tqdm=Bar)
     assert [bar.closed for bar in bars] == [True]
+
+
+@pytest.mark.parametrize("died", [True, False])
+@pytest.mark.parametrize("listed", [None, []], ids=["unavailable", "empty"])
+@pytest.mark.parametrize(
+    "ask",
+    [lambda llm: llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=2)), lambda llm: llm.generate("a")],
+    ids=["beams", "defaults"],
+)
+def test_dead_service_explains_why_no_model_was_listed(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, ask: Callable[[LLM], Any], listed: list[ModelCard] | None, died: bool
+) -> None:
+    async def models(_client: AsyncClient) -> list[ModelCard]:
+        if listed is None:
+            raise Unavailable("ROUTER_LOST", "The router is away.", "Try again.")
+        return listed
+
+    monkeypatch.setattr(AsyncClient, "models", models)
+    stack: Any = SimpleNamespace(deaths=[Died("router", "OUT_OF_MEMORY", "no memory", "Free some.", "x.log")])
+    with LLM(address=fake[1]) as llm:
+        llm._stack = stack if died else None
+        with pytest.raises(Unavailable) as raised:
+            ask(llm)
+    assert raised.value.code == ("OUT_OF_MEMORY" if died else "ROUTER_LOST" if listed is None else "NO_HEALTHY_REPLICA")
 
 
 def test_close_is_idempotent_and_leaves_no_thread(fake: Fake) -> None:
