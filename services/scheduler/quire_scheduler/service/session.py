@@ -106,10 +106,13 @@ class Session:
         self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> None:
         """Handle the router's messages until it closes its side. Then its requests go on without the handovers that
-        they await, and the session ends when they have ended. An error ends the session at once."""
+        they await, and the session ends when they have ended. An error ends the session at once. Once the session has
+        ended by an error, no further message is handled."""
         try:
             await self._apply(first)
             async for message in requests:
+                if self._error is not None:
+                    return  # `run` raises the error once the router reads
                 await self._apply(message)
         except asyncio.CancelledError:
             raise
@@ -125,14 +128,16 @@ class Session:
 
     async def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
         """Carry out one message: submits, handovers, aborts, and transfers to renew or release. A refused submit is
-        answered by a failed note; if that finds no room, the session ends, and the rest of the message is dropped.
-        After each 5 ms of submits, other tasks may run. Raises InvalidArgument for a handover or abort whose column is
-        not of int32."""
+        answered by a failed note; if that finds no room, the session ends. After each 5 ms of submits, other tasks may
+        run. Once the session has ended by an error, the rest of the message is dropped. Raises InvalidArgument for a
+        handover or abort whose column is not of int32."""
         clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
                 # Submits with many control values or tokens take milliseconds each, so steps go on in between.
                 await asyncio.sleep(0)
+                if self._error is not None:
+                    return
                 turn_s = clock() + _TURN_S
             try:
                 self._submit(submit)

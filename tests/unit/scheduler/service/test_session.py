@@ -13,11 +13,13 @@ from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
 from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, PageGeometry
 from quire_common.errors import Overloaded, QuireError
+from quire_common.sequence import sequence_to_pb
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.outputs import AdmittedNote, FinishedNote, SessionOutputs
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES, Session
+from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.unit.scheduler.service.test_output_split import scored
 from tests.unit.scheduler.service.test_row_join import FINISHED, outputs
 
@@ -141,6 +143,31 @@ async def test_failed_session_takes_no_more_outputs() -> None:
     assert not reader.session.deliver(step(0)) and reader.session._bytes == 0
     with pytest.raises(Overloaded, match="SESSION_TOO_SLOW"):
         await reader.read()
+
+
+async def test_failed_session_takes_no_more_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, told, submits = Reader(session_queue=1), asyncio.Event(), list[object]()
+    monkeypatch.setattr(reader.session._engine, "submit", lambda *what: submits.append(what), raising=False)
+
+    async def messages() -> AsyncIterator[scheduler_pb2.SessionRequest]:
+        async for hello in _hello(leaves=True):
+            yield hello
+        await told.wait()
+        for handle in range(3):
+            message = scheduler_pb2.SessionRequest()
+            message.submit.add(handle=handle, sequence=sequence_to_pb(a_sequence([5, 6])))
+            yield message
+
+    stream: Any = reader.session.run(messages())
+    assert (await anext(stream)).HasField("welcome")
+    while reader.session._put(scheduler_pb2.SessionResponse()):
+        await asyncio.sleep(0)
+    told.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not submits, "they would run for a router that hears nothing of them"
+    with pytest.raises(Overloaded, match="SESSION_TOO_SLOW"):
+        await anext(stream)
 
 
 def scored_step(handle: int, entries: int) -> SessionOutputs:

@@ -10,6 +10,7 @@ from typing import Any
 from quire.v1 import scheduler_pb2
 from quire_common.columns import pack_i32
 from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.errors import Overloaded
 from quire_common.sequence import sequence_to_pb
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.service.session import Session
@@ -64,16 +65,17 @@ async def counted(engine: Engine) -> None:
         await asyncio.sleep(0)
 
 
-async def begun() -> tuple[Engine, Any, asyncio.Task[None]]:
+async def begun() -> tuple[Engine, Session, Any, asyncio.Task[None]]:
     engine = Engine()
     given: Any = engine
-    stream: Any = Session(given).run(messages())
+    session = Session(given)
+    stream: Any = session.run(messages())
     await anext(stream)
-    return engine, stream, asyncio.create_task(counted(engine))
+    return engine, session, stream, asyncio.create_task(counted(engine))
 
 
 async def test_many_submits_yield_to_the_event_loop_in_order() -> None:
-    engine, stream, ticker = await begun()
+    engine, _, stream, ticker = await begun()
     async with asyncio.timeout(10):
         await engine.done.wait()
     turns = [turn for turn, what in engine.asked if what == "submit"]
@@ -84,8 +86,21 @@ async def test_many_submits_yield_to_the_event_loop_in_order() -> None:
     await stream.aclose()
 
 
+async def test_session_that_fails_between_turns_drops_the_rest_of_the_message() -> None:
+    engine, session, stream, ticker = await begun()
+    async with asyncio.timeout(10):
+        while not engine.asked:
+            await asyncio.sleep(0)
+    session._end(Overloaded("SESSION_TOO_SLOW", "Too slow.", "Read faster."))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    ticker.cancel()
+    assert len(engine.asked) < SUBMITS and engine.asked[-1][1] == "submit"
+    await stream.aclose()
+
+
 async def test_ended_session_submits_nothing_more() -> None:
-    engine, stream, ticker = await begun()
+    engine, _, stream, ticker = await begun()
     async with asyncio.timeout(10):
         while not engine.asked:
             await asyncio.sleep(0)
