@@ -77,7 +77,8 @@ def _read() -> str | None:
 def _answer(client: Client, messages: list[Message], params: SamplingParams) -> str:
     """Print the answer to the conversation as it comes, and return it. Its number of tokens, time to the first token
     and speed go to standard error. Ctrl-C ends the request early, and the text so far is the answer. A QuireError
-    passes on; the text so far stays printed, without those numbers."""
+    passes on; the text so far stays printed as a line, without those numbers."""
+    from quire.errors import QuireError
     from quire.prompts import ChatPrompt
 
     parts, tokens, began = list[str](), 0, time.perf_counter()
@@ -92,6 +93,10 @@ def _answer(client: Client, messages: list[Message], params: SamplingParams) -> 
                 print(delta.text, end="", flush=True)
     except KeyboardInterrupt:
         stream.close()  # type: ignore[attr-defined]  # a generator, as every iterator that is written with yield
+    except QuireError:
+        if parts:
+            print()
+        raise
     print()
     rest_s = time.perf_counter() - began - first_s
     rate = (tokens - 1) / rest_s if tokens > 1 and rest_s > 0 else 0.0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from quire import Client, Unavailable
 from quire.__main__ import main
 from tests.fakes.router.fake_router import FakeRouter
 
@@ -46,6 +50,24 @@ def test_a_refusal_is_said_and_forgotten(fake: Fake, monkeypatch: pytest.MonkeyP
     assert talk(address, "one\ntwo\n", monkeypatch) == 0
     assert json.loads(router.requests[1].chat.messages_json) == [{"role": "user", "content": "two"}]
     assert "QUEUE_FULL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shown", "out"),
+    [(["half an ", "answer"], "half an answer\n"), ([""], ""), ([], "")],
+    ids=["half", "empty", "none"],
+)
+def test_error_after_a_part_of_an_answer_stands_on_its_own_line(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: Capture, shown: list[str], out: str
+) -> None:
+    def generate(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
+        yield from (SimpleNamespace(token_ids=[1], text=text) for text in shown)
+        raise Unavailable("ENGINE_LOST", "The engine is lost.", "Ask again.")
+
+    monkeypatch.setattr(Client, "generate", generate)
+    assert talk(fake[1], "one\n", monkeypatch) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out and "ENGINE_LOST" in printed.err
 
 
 def test_one_question(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
