@@ -134,6 +134,22 @@ def test_no_file_in_the_place_of_a_page_turns_direct_transfers_off(
     assert files.direct is direct
 
 
+def test_pipe_that_comes_into_the_place_of_a_listed_page_does_not_block_the_scan(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.write(A.key(0), memoryview(framed(A, 0)), 1)
+    file = files.path(A.key(0))
+    (entry,) = os.scandir(file.parent)
+    file.unlink()
+    os.mkfifo(file)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(files._read_header, entry)
+        try:
+            with pytest.raises(OSError, match="Illegal seek"):
+                read.result(timeout=10)
+        finally:
+            os.close(os.open(file, os.O_RDWR))  # lets an open go on that waits for a writer
+
+
 def test_a_page_that_is_too_large_does_not_say_that_the_disk_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

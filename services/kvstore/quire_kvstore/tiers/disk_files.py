@@ -207,7 +207,8 @@ class DiskFiles:
         """Return the page that the file's header describes; None if the file is lost, the header is damaged, or the
         file's name or length is another. Raises OSError for an error that says nothing about the page."""
         try:
-            fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+            # O_NONBLOCK for a pipe that has come into the file's place since it was listed; `pread` refuses it.
+            fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 status, head = os.fstat(fd), os.pread(fd, HEADER_BYTES, 0)
             finally:
