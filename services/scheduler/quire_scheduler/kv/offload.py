@@ -273,9 +273,10 @@ class Offload:
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
         """Return the index after the last of the request's pages before `end` that a second request has used or uses
-        now: a page that was found on the device at the start, or that has two references. At least `first`, if no page
-        counts."""
-        local = request.local_tokens // self._pools.page_size
+        now: a page that was found on the device at the start and that no run of the request computed, or that has two
+        references. At least `first`, if no page counts."""
+        # A preempted request that resumes may find the pages that it has computed itself.
+        local = min(request.local_tokens, request.saved_tokens) // self._pools.page_size
         pool, table = self._pools.pools[0], request.tables[0]
         while end > max(first, local) and pool.references(table[end - 1]) < 2:
             end -= 1

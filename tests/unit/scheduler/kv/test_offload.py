@@ -192,6 +192,21 @@ def test_selective_stores_pages_that_two_requests_use() -> None:
     assert len(store) == 5 + 8, "siblings are two at once"
 
 
+def test_selective_stores_no_page_that_one_request_finds_again_after_a_preemption() -> None:
+    store: Store = {}
+    rig = a_rig(store, "selective", num_pages=200)
+    rig.submit(1, a_sequence(random_ids(41, 1), 60))
+    rig.step_until(lambda: len(rig.tokens[0, 1]) >= 20)
+    request = rig.core._replica.requests[0, 1]
+    rig.core._lifecycle.preempt(request, rig.now)
+    rig.step_until(lambda: request.local_tokens > 0)
+    assert request.local_tokens >= 41, "its own pages"
+    rig.run()
+    assert len(rig.tokens[0, 1]) == 60 and not store
+    serve_alone(rig, 2, a_sequence(random_ids(41, 1), 30))
+    assert len(store) == 10, "the whole prompt's full pages, now that a second request uses them"
+
+
 def test_selective_counts_no_page_as_dropped_that_one_request_uses() -> None:
     rig = a_rig({}, "selective", num_pages=600, config={"max_num_batched_tokens": 32})
     rig.submit(1, a_sequence(random_ids(200, 1), 40))
