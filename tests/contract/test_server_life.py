@@ -186,6 +186,21 @@ def test_function_that_fails_when_the_service_leaves_does_not_end_the_drain(tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_drain_that_fails_is_not_logged_as_a_failed_start(tmp_path: Path, kind: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    drained = 'print("drained", flush=True)'
+    process = start(tmp_path, kind, "--listen", address, edit=lambda text: text.replace(drained, "1 / 0"))
+    try:
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out.split()) == (2, ["leaving", "closed"]), err
+    assert "stop failed" in err and "start failed" not in err and "ZeroDivisionError" in err
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_tells_liveness_from_readiness(tmp_path: Path, kind: str) -> None:
     address, go = f"127.0.0.1:{free_port()}", tmp_path / "go"
     process = start(tmp_path, kind, "--listen", address, GO=str(go))

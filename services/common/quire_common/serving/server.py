@@ -217,6 +217,7 @@ async def _serve_aio(
     loop_watch: asyncio.Future[None] | None = None
     gate = CallGate()
     server = public_server(limits, gate, callers_of(config, name))
+    phase = "start"
     try:
         bound = _bind(server, config, tls, name, fail)
         set_identity(name, bound.instance)
@@ -245,6 +246,7 @@ async def _serve_aio(
         else:
             starting.cancel()
         await stopping
+        phase = "stop"
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, hurried.set)
         log.info("stopping")
@@ -265,7 +267,7 @@ async def _serve_aio(
     except QuireError as error:
         failures.append(error)
     except Exception as error:
-        log.exception("start failed")
+        log.exception(f"{phase} failed")
         failures.append(as_quire_error(error))
     finally:
         if loop_watch is not None:
@@ -306,6 +308,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     limit = max_workers * _WAITING_PER_THREAD
     interceptors = sync_server_interceptors(callers=callers_of(config, name))
     server = grpc.server(pool, None, interceptors, SERVER_OPTIONS, maximum_concurrent_rpcs=limit)
+    phase = "start"
     try:
         bound = _bind(server, config, tls_files(config), name, fail)
         set_identity(name, bound.instance)
@@ -336,6 +339,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         starting = threading.Thread(target=_start_sync, args=(become_ready, service, fail), name="start", daemon=True)
         starting.start()
         _wait_signal(stopped)
+        phase = "stop"
         log.info("stopping")
         checker.leave()
         if not starting.is_alive():
@@ -349,7 +353,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     except QuireError as error:
         failures.append(error)
     except Exception as error:
-        log.exception("start failed")
+        log.exception(f"{phase} failed")
         failures.append(as_quire_error(error))
     finally:
         server.stop(_GRACE_S).wait()
