@@ -231,6 +231,15 @@ def test_overridden_eos_tokens_replace_those_of_the_models_configuration(
         read_model_files(str(main), other, overrides={"eos_token_id": 1 << 40})
 
 
+def test_overridden_eos_tokens_count_if_the_tokenizer_is_the_model_by_another_path(
+    byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    main, link = with_eos_id(tmp_path / "model.gguf", 7, byte_level), tmp_path / "link.gguf"
+    link.symlink_to(main)
+    assert read_model_files(str(main), str(link), overrides={"eos_token_id": 9}).eos == (9,)
+    assert read_model_files(str(main), str(link)).name == "model"
+
+
 def test_a_tokenizers_folder_beside_a_gguf_file(byte_level: Tokenizer, tmp_path: Path) -> None:
     path = TextFile(byte_level, pre="no such words").write(tmp_path / "model.gguf")
     folder = folders.write_folder(tmp_path / "text")

@@ -44,9 +44,8 @@ def read_model_files(
     if main == text and not overrides:
         return found
     name, eos = _name_and_eos(main, overrides)
-    if main == text:
-        return replace(found, eos=eos)
-    return replace(found, name=name, eos=tuple(dict.fromkeys((*eos, *found.eos))))
+    # The model may be named by two paths.
+    return replace(found, name=name, eos=eos if main.samefile(text) else tuple(dict.fromkeys((*eos, *found.eos))))
 
 
 def _name_and_eos(model: Path, overrides: Mapping[str, Any] | None) -> tuple[str, tuple[int, ...]]:

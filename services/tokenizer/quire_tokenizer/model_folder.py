@@ -56,7 +56,7 @@ def read_model_folder(
         raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
     folder, text_folder = Path(model or tokenizer), Path(tokenizer or model)
     eos: list[int | str] = [*eos_ids_of_folder(folder, overrides)]
-    if text_folder != folder:
+    if not text_folder.exists() or not text_folder.samefile(folder):
         eos += eos_ids_of_folder(text_folder)
     settings = _read_json(text_folder / "tokenizer_config.json")
     variables = _token_variables(settings, _read_json(text_folder / "special_tokens_map.json"))

@@ -51,6 +51,17 @@ def test_a_tokenizer_from_another_folder(tmp_path: Path) -> None:
     assert 7 in found.eos
 
 
+def test_a_tokenizer_by_another_path_of_the_models_folder_is_read_with_the_overrides(tmp_path: Path) -> None:
+    folder = folders.write_folder(tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    (tmp_path / "link").symlink_to(folder)
+    for text in (tmp_path / "link", folder / ".." / "model"):
+        assert read_model_folder(str(folder), str(text), overrides={"eos_token_id": 9}).eos == (9, "<|im_end|>")
+    with pytest.raises(ConfigError, match="MODEL_NOT_FOUND"):
+        read_model_folder(str(folder), str(tmp_path / "absent"))
+
+
 def test_a_multimodal_models_eos_tokens_are_its_own_or_those_of_its_language_model(tmp_path: Path) -> None:
     folder = folders.write_folder(tmp_path / "model")
     (folder / "generation_config.json").unlink()
