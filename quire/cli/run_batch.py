@@ -13,8 +13,8 @@ HELP = "answer a file of OpenAI batch requests"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, by vLLM's names: input and output file, server or model, concurrency, retries, --restart, and
-    the API key."""
+    """Add the arguments, by vLLM's names: input and output file, server or model, concurrency, and the API key. Quire's
+    own are `--name`, `--retries` and `--restart`."""
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSON lines of requests")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSON lines of answers")
     parser.add_argument("--base-url", metavar="URL", help="of the server (default: the stack that runs here)")

@@ -62,9 +62,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> kvstore_pb2.LookupAndPinResponse:
         """Look up the longest prefix of the keys, and pin it under a lease unless `no_pin` is set. The lookup may wait
         for lower tiers, see `_wait_s`. The response says how many pages were found and the slowest tier that they came
-        from (empty if there are none; otherwise `ram` with `no_pin`). `direct` adds the data with which the caller can
-        read the pages without gRPC. If the caller has left, the lease is released, and `direct` then raises NotFound.
-        Raises the errors of `PageStore.lookup`."""
+        from (empty if there are none; otherwise `ram` with `no_pin`). If there is a lease, `direct` adds the data with
+        which the caller can read the pages without gRPC (see `_fill_access`). If the caller has left, the lease is
+        released, and `direct` then raises NotFound. Raises the errors of `PageStore.lookup`."""
         started = time.perf_counter()
         wait_s = self._wait_s(context)
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)

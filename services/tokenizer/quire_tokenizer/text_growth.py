@@ -1,7 +1,8 @@
 """Bounds how much longer the steps of a tokenizer can make a text.
 
-Steps multiply: a byte-level step writes each byte of a text as up to two bytes, so that 40 of them would turn one
-letter into a terabyte. The tokenizers that models are published with stay far below LARGEST_GROWTH.
+Steps multiply: a byte-level step writes each byte of a text as up to two bytes (four with add_prefix_space), so that 40
+of them would turn one letter into a terabyte or more. The tokenizers that models are published with stay far below
+LARGEST_GROWTH.
 """
 
 from __future__ import annotations

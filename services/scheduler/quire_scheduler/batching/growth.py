@@ -1,9 +1,14 @@
 """Growth: gives pages to running sequences. Pages are added ahead of need while there are enough; when they are short,
 the oldest sequences get them first.
 
-When pages run short, they are taken back in this order: from sequences in standby slots (those that were started ahead
-of need, beyond the rows of a step), from requests and transfers that hold pages without a slot, then from the latest
-running sequences. The oldest sequence always goes on.
+When pages run short, these measures follow each other until the pages suffice:
+
+  1. sequences in standby slots (those that were started ahead of need, beyond the rows of a step) lose theirs
+  2. all sequences get fewer pages ahead of need
+  3. requests and transfers that hold pages without a slot lose theirs
+  4. the latest running sequences are preempted
+
+The oldest sequence always goes on.
 """
 
 from __future__ import annotations

@@ -69,10 +69,11 @@ class MatcherLink(Protocol):
 
 
 class MatcherClient:
-    """The methods belong to the model thread, except for `close`, and for those of MaskSource, which belong to the
-    device's thread. The process starts with the first sequence that has a grammar, or by `start`. `mask_slots` are the
-    mask slots that the client may assign; None: all of the ring. `lookahead`: the most lookahead masks of a sequence
-    (see lookahead_grammar) that the process computes. The ring has room for them."""
+    """The methods belong to the model thread, except for `close`, and for those of MaskSource (`mask_at`, `add_tokens`,
+    `count_forced_tokens`), which belong to the device's thread. The process starts with the first sequence that has a
+    grammar, or by `start`. `mask_slots` are the mask slots that the client may assign; None: all of the ring.
+    `lookahead`: the most lookahead masks of a sequence (see lookahead_grammar) that the process computes. The ring has
+    room for them."""
 
     def __init__(
         self,
@@ -231,8 +232,9 @@ class MatcherClient:
         return self._ring.mask_at(constraint.mask_slot, constraint.generation, position)
 
     def add_tokens(self, sampled: Sequence[tuple[RowConstraint, Sequence[int]]]) -> None:
-        """Append sampled tokens to their sequences' outputs, and send them in a TOKENS frame; takes the lock. While a
-        suspect is opened, they are kept back. Of each sequence's tokens, all but the first count as forced."""
+        """Append sampled tokens to their sequences' outputs, and send them in a TOKENS frame. Called on the device's
+        thread; takes the lock. While a suspect is opened, the tokens are kept back. Of each sequence's tokens, all but
+        the first count as forced."""
         if forced := sum(len(tokens) - 1 for _, tokens in sampled):
             self._metrics.count_forced_tokens(forced)
         with self._lock:

@@ -174,7 +174,8 @@ class LogitsState:
         return track.forced()
 
     def _known_counts(self) -> TokenCounts:
-        """Return the counts of the tokens of prompt and output, which are made at their first use."""
+        """Return how often each token of prompt or output is in the output: 0 times if only the prompt has it. The
+        counts are made at their first use."""
         counts = self._counts
         if counts is None:
             counts = self._counts = TokenCounts(self._prompt_ids)

@@ -90,8 +90,8 @@ def load_weights(
 
 
 def make_dummy(found: FoundModel, dtype: torch.dtype, device: torch.device, seed: int) -> LoadedWeights:
-    """Make the model with random weights of this seed, as transformers initialises it. The random state of the process
-    stays unchanged."""
+    """Make the model with random weights of this seed, as transformers initialises it. The random states of the CPU and
+    of `device` stay unchanged; other GPUs that the process uses are seeded anew."""
     register_attention()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
         torch.manual_seed(seed)

@@ -12,8 +12,8 @@ _PIECE_ITEMS = 1024
 
 
 def dumps_in_pieces(value: Any) -> bytes:
-    """Return the same bytes as orjson.dumps, written in pieces, between which other threads run. A numpy array is
-    written like a list."""
+    """Return the same bytes as orjson.dumps, written in pieces, between which other threads run. The names in objects
+    must be strings. A numpy array is written like a list; it must be the value itself or a member of it."""
     return b"".join(_pieces(value))
 
 

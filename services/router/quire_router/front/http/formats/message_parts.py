@@ -89,8 +89,8 @@ class MessageParts:
         return message
 
     def finish(self, delta: Delta, name: str | None) -> str | None:
-        """Return the finish reason for the client: `tool_calls` if the choice stopped after a tool call, else `name`,
-        which is the reason in other cases."""
+        """Return the finish reason for the client: `tool_calls` if the choice has called a tool and ended with the
+        reason `stop`, else `name`, which is the reason in other cases."""
         return "tool_calls" if delta.finish == STOP and delta.index in self._called else name
 
     def _shown(self, delta: Delta) -> list[TextPart]:
