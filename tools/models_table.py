@@ -30,9 +30,9 @@ its `config.json`. `python -m tools.models_table` generates this page from the w
 
 ## Architectures
 
-For each architecture in this table, Quire reads Hugging Face folders with safetensors. Quire never runs code from a
-model's folder. If Quire also reads [GGUF files](#gguf-files) of the architecture, the column *GGUF* has the name that
-the architecture has in these files.
+Quire reads Hugging Face folders with safetensors for each architecture in this table. Quire also reads
+[GGUF files](#gguf-files) whose architecture has a name in the column *GGUF*. Quire never runs code from a model's
+folder.
 
 A test compares tiny models of each architecture with the Python package transformers, on the CPU in float32. The models
 have random weights, and the column *configurations* has their number. The test requires:
@@ -49,45 +49,47 @@ not load the weights of the other parts, and refuses requests with images.
 |---|---|---|
 {rows}
 
-- A test compares logits and greedy tokens of tiny random models with those of transformers. The test covers the tensor
-  names of old and new checkpoints.
+- A test compares logits and greedy tokens of tiny random models with those of transformers.
 - Fields in `--hf-overrides` replace the same fields of `text_config`.
-- A text part whose architecture is missing in the table of [architectures](#architectures) runs in the [Transformers
+- A language model whose architecture is not in the table of [architectures](#architectures) runs in the [Transformers
   backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
 """
 _GGUF = """## GGUF files
 
 Quire refuses a GGUF file in these cases. The error names the cause.
 - The table of [architectures](#architectures) does not have the file's architecture.
-- Quire does not support a metadata key of the architecture, such as `llama.rope.scaling.type`, or its value.
+- Quire does not support a metadata key of the architecture, such as `llama.rope.scaling.type`, or the key's value.
 - Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). Then set `--tokenizer` to a folder with the
   model's tokenizer.
 
 Quire knows these pre-tokenizers of byte-level vocabularies:
 {pre_tokenizers}.
 
-GGUF files of Mistral models have the architecture `llama`. The GGUF files of these models lack a setting:
+GGUF files of Mistral models have the architecture `llama`.
+
+The GGUF files of the models in this table lack a setting:
 
 | models | missing setting | what Quire computes |
 |---|---|---|
 | Mistral 7B v0.1, StarCoder2 | the sliding window | full attention |
 | SmolLM3 | which layers have no rotary embedding | as llama.cpp, no rotary embedding in every fourth layer |
 | Gemma 2, Gemma 3 | `query_pre_attn_scalar` (attention scale) | as llama.cpp, with the size of a head as the scale |
-| Gemma 2 27B, Gemma 3 27B | the same | as llama.cpp, with hidden size / number of heads as the scale |
+| Gemma 2 27B, Gemma 3 27B | `query_pre_attn_scalar` | as llama.cpp, with hidden size / number of heads as the scale |
 
 In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have another row order. A test
-converts models as llama.cpp's converter does. Quire's logits and greedy tokens from the GGUF file must match those of
-transformers. The column *GGUF test* of the table of architectures says what is compared:
+converts a tiny model to a GGUF file, as llama.cpp's converter does. Quire's logits and greedy tokens from this file
+must match those of transformers from the original model. The column *GGUF test* of the table of
+[architectures](#architectures) says what else was compared:
 
-| GGUF test | comparison |
+| GGUF test | what else was compared |
 |---|---|
-| converted | The test converts a tiny model to a GGUF file. No other program has confirmed the order of matrix rows |
-| transformers | As *converted*. In addition, transformers reads the file, and its results must match Quire's |
+| converted | Nothing. No other program has confirmed the order of matrix rows |
+| transformers | transformers also reads the GGUF file, and the results match Quire's |
 | real model | As *transformers*, and the same with a file of llama.cpp's converter (SmolLM2 135M, Gemma 3 270M) |
 
 Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, and runs each with the code of a similar
-family. The table of architectures lists each model in the row of that family. The tests use models of that family,
-because transformers does not have these four. So no other program has confirmed Quire's results for the four.
+family. The table of [architectures](#architectures) lists each model in the row of that family. No other program has
+confirmed Quire's results for these four models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
@@ -98,7 +100,7 @@ models.
 
 Quire refuses Qwen3-Next models with linear attention, which neither this backend nor Quire's own code supports.
 
-The backend needs the package transformers, which the container images of workers contain:
+The backend needs the package transformers. The container images of workers contain the package. Elsewhere, install it:
 
 ```
 pip install 'transformers>=5.23,<5.24'
@@ -131,7 +133,7 @@ Decode steps take longer in the Transformers backend than in Quire's own code, a
 | model with Qwen3 0.6B's shape, H200 | 32 | 1.81 | 1.24 |
 | model with Qwen3 0.6B's shape, H200 | 128 | 2.79 | 2.11 |
 
-The Transformers backend refuses a model that it would compute wrongly. The error says why:
+The Transformers backend refuses a model or an option with one of these errors:
 
 | error | cause |
 |---|---|
@@ -187,9 +189,8 @@ models:
 - StableLM 2 12B, which has a norm for each attention head
 - MPT models with biases or without ALiBi
 
-**Old files of OLMo 3.** An old `config.json` may have one rotary embedding (RoPE) for all layers instead of one for
-each type of layer. Releases of transformers read some of these files differently. Quire refuses an old file if one of
-these is true:
+**Old files of OLMo 3.** In an old `config.json`, all types of layers may share one rotary embedding (RoPE). Releases of
+transformers disagree about the meaning of some of these files. Quire refuses an old file in these cases:
 - `rope_theta` is not 500000.
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
