@@ -57,10 +57,12 @@ not load the weights of the other parts, and refuses requests with images.
 _GGUF = """## GGUF files
 
 Quire refuses a GGUF file in these cases. The error names the cause.
-- The table of [architectures](#architectures) does not have the file's architecture.
-- Quire does not support a metadata key of the architecture, such as `llama.rope.scaling.type`, or the key's value.
-- Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). Then set `--tokenizer` to a folder with the
-  model's tokenizer.
+- The file's architecture is not in the table of [architectures](#architectures).
+- Quire does not support a metadata key of the file's architecture.
+- Quire does not support the value of a key, for example the RoPE type in `llama.rope.scaling.type`.
+- Quire does not support the quantization of a tensor.
+- Quire does not know the file's pre-tokenizer (key `tokenizer.ggml.pre`). In this case, set `--tokenizer` to a folder
+  with the model's tokenizer.
 
 Quire knows these pre-tokenizers of byte-level vocabularies:
 {pre_tokenizers}.
@@ -87,9 +89,9 @@ must match those of transformers from the original model. The column *GGUF test*
 | transformers | transformers also reads the GGUF file, and the results match Quire's |
 | real model | As *transformers*, and the same with a file of llama.cpp's converter (SmolLM2 135M, Gemma 3 270M) |
 
-Quire reads InternLM 2, EXAONE 3, MiniCPM and ChatGLM only from GGUF files, and runs each with the code of a similar
-family. The table of [architectures](#architectures) lists each model in the row of that family. No other program has
-confirmed Quire's results for these four models.
+For InternLM 2, EXAONE 3, MiniCPM and ChatGLM, Quire reads only GGUF files. Each of these four models is in the row of a
+similar family in the table of [architectures](#architectures), and runs with this family's code. No other program has
+confirmed Quire's results for the four models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
