@@ -78,9 +78,9 @@ The GGUF files of the models in this table lack a setting:
 | Gemma 2, Gemma 3 | `query_pre_attn_scalar` (attention scale) | as llama.cpp, with the size of a head as the scale |
 | Gemma 2 27B, Gemma 3 27B | `query_pre_attn_scalar` | as llama.cpp, with hidden size / number of heads as the scale |
 
-In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have another row order. A test
-converts a tiny model to a GGUF file, as llama.cpp's converter does. Quire's logits and greedy tokens from this file
-must match those of transformers from the original model. The column *GGUF test* of the table of
+In GGUF files, tensors have other names than in Hugging Face folders, and some matrices have another row order. So a
+test converts a tiny model to a GGUF file, as llama.cpp's converter does. Quire runs the GGUF file, and transformers
+runs the original model. The logits and greedy tokens must match. The column *GGUF test* of the table of
 [architectures](#architectures) says what else was compared:
 
 | GGUF test | what else was compared |
