@@ -50,9 +50,9 @@ not load the weights of the other parts, and refuses requests with images.
 {rows}
 
 - A test compares logits and greedy tokens of tiny random models with those of transformers.
-- Fields in `--hf-overrides` replace the same fields of `text_config`.
-- A language model whose architecture is not in the table of [architectures](#architectures) runs in the [Transformers
-  backend](#other-architectures). Examples are `ministral3`, and `llama4_text` without `attn_temperature_tuning`.
+- A field in `--hf-overrides` replaces the field of `text_config` that has the same name.
+- Two language models of the table run in the [Transformers backend](#other-architectures): `ministral3`, and `llama4_text`
+  if its field `attn_temperature_tuning` is false.
 """
 _GGUF = """## GGUF files
 
