@@ -318,10 +318,14 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "The router checks the products in this section before the worker computes an answer. The length of the"
-    yield "answer is not known then. So the router counts an answer with the greatest length that it may have:"
-    yield "`max_tokens`, else the endpoint's default, else the rest of the model's context. In the last product of"
-    yield f"the table, the rest of the context counts as at most {products.UNSAID_ANSWER_TOKENS:,} tokens."
+    yield "The router checks the products before the worker computes an answer. So each answer counts with the"
+    yield "greatest length that it may have, which is the first of these that exists:"
+    yield "- `max_tokens` of the request"
+    yield "- the default of the endpoint"
+    yield (
+        "- the rest of the model's context (in the last product of the table, at most "
+        f"{products.UNSAID_ANSWER_TOKENS:,} tokens)"
+    )
     yield ""
     yield "*Logprobs per token* is 1 for the token itself, plus the requested number of alternatives."
     yield ""

@@ -35,7 +35,7 @@ Quire reads Hugging Face folders with safetensors for each architecture in this 
 folder.
 
 A test compares tiny models of each architecture with the Python package transformers, on the CPU in float32. The models
-have random weights, and the column *configurations* has their number. The test requires:
+have random weights. The column *configurations* shows the number of tiny models. The test requires:
 - Greedy tokens are equal, and logits differ by at most 0.0001.
 - Chunked prefill and prefix caching leave the logits the same, bit for bit.
 """
@@ -95,10 +95,9 @@ confirmed Quire's results for the four models.
 """
 _TRANSFORMERS_BACKEND = """## Other architectures
 
-The *Transformers backend* runs models whose architecture is not in the table of [architectures](#architectures), such
-as Trinity, which is an AFMoE model with experts. The Python package transformers computes the layers, and Quire's
-kernels compute attention over KV pages. Prefix caching, chunked prefill, KV transfer and sampling work as for other
-models.
+The *Transformers backend* runs models that Quire's own layers do not support ([architectures](#architectures)), such as
+Trinity. The Python package transformers computes the layers, and Quire's kernels compute attention over KV pages.
+Prefix caching, chunked prefill, KV transfer and sampling work as for other models.
 
 Quire refuses Qwen3-Next models with linear attention, which neither this backend nor Quire's own code supports.
 
@@ -191,8 +190,9 @@ models:
 - StableLM 2 12B, which has a norm for each attention head
 - MPT models with biases or without ALiBi
 
-**Old files of OLMo 3.** In an old `config.json`, all types of layers may share one rotary embedding (RoPE). Releases of
-transformers disagree about the meaning of some of these files. Quire refuses an old file in these cases:
+**Old files of OLMo 3.** In an old `config.json`, layers with full attention and layers with a sliding window share one
+rotary embedding (RoPE). Releases of transformers read some old files differently. Quire refuses an old file in
+these cases:
 - `rope_theta` is not 500000.
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
