@@ -191,8 +191,8 @@ models:
 - MPT models with biases or without ALiBi
 
 **Old files of OLMo 3.** In an old `config.json`, layers with full attention and layers with a sliding window share one
-rotary embedding (RoPE). Releases of transformers read some old files differently. Quire refuses an old file in
-these cases:
+rotary embedding (RoPE). In these cases, releases of transformers disagree with each other about an old file, so Quire
+refuses the file:
 - `rope_theta` is not 500000.
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
