@@ -136,7 +136,7 @@ class GenerateCall:
     def more(self) -> bool:
         """Call when the stream has ended without an error. Returns False if the answer is complete. Otherwise makes
         `request` resume the next unfinished choice and returns True: the caller must send it. An unbroken stream that
-        ended counts as complete, whatever its choices told."""
+        ended counts as complete, and so does a resumed choice, whatever its choices told."""
         if self._current is None or not self._left:
             return False
         self._take_up(self._left.popleft())

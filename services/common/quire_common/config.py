@@ -365,12 +365,14 @@ def _parse(raw: Any, hint: Any) -> Any:
         if lowered not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
             raise ValueError("not a boolean")
         return lowered in ("1", "true", "yes", "on")
-    if hint is int:
-        if isinstance(raw, bool | float):
-            raise ValueError("not an integer")
-        return int(raw)
-    if hint is float:
-        return float(raw)
+    if hint in (int, float):
+        kind = "an integer" if hint is int else "a number"
+        if hint is int and isinstance(raw, bool | float):
+            raise ValueError(f"not {kind}")
+        try:
+            return hint(raw)
+        except ValueError:
+            raise ValueError(f"not {kind}") from None  # Python's own text repeats the value, which may be secret
     if typing.get_origin(hint) is tuple:
         parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
         return tuple(str(p).strip() for p in parts if str(p).strip())

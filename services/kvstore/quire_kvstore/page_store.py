@@ -358,11 +358,12 @@ class PageStore:
 
     def close(self) -> None:
         """Stop the tiers' threads, close the watchers and give the memory back. Waits up to 5 s for each tier, and for
-        threads that still write a page. If one of them or a backend hangs, the memory is not given back."""
+        threads that still write a page. If one of them or a backend hangs, or a page is still being read, the memory is
+        not given back."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()
-            if self._puts.wait_for_writers(_CLOSE_LIMIT_S) and all(ended):
+            if self._puts.wait_for_writers(_CLOSE_LIMIT_S) and all(ended) and not self._ram.is_read:
                 self._ram.close()
 
     def check_integrity(self) -> None:

@@ -63,7 +63,8 @@ class WorkerConfig(ServiceConfig):
     device: str = option("auto", "where the model runs; auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     gpu_memory_utilization: float = option(
         0.9,
-        "share of the GPU's memory that this process takes; what weights and steps leave holds KV pages",
+        "share of the GPU's memory for this process and other programs together; what they, weights and steps leave "
+        "of it holds KV pages",
         at_least=0.01,
         at_most=1,
     )

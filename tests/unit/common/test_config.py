@@ -114,6 +114,14 @@ def test_other_services_variables_are_not_ours() -> None:
     assert load(QUIRE_ROUTER_PORT="1", QUIRE_DATA_DIR="/data").size == 3
 
 
+@pytest.mark.parametrize("flag", ["--size", "--ratio"])
+def test_a_url_given_as_a_number_is_masked_in_the_error(flag: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(flag, "redis://:hunter2@host:6379/0")
+    assert "redis://:***@host:6379/0" in str(raised.value) and "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is not None and "hunter2" not in str(raised.value.__cause__)
+
+
 def test_secrets_are_masked() -> None:
     shown = describe(load("--key", "hunter2"))
     assert shown["key"] == "***"

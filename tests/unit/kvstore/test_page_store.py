@@ -275,3 +275,14 @@ def test_random_use_from_many_threads_keeps_every_page_right(make_store: MakeSto
     stats = store.stats()
     assert (stats.leases, stats.pending_puts, stats.pending_bytes) == (0, 0, 0)
     assert stats.evictions > 0 and stats.counts.hits > 0 and stats.counts.corrupt == 0
+
+
+def test_a_store_that_closes_leaves_the_memory_of_a_page_that_is_read(make_store: MakeStore) -> None:
+    store = make_store()
+    put(store, part(A, 0, 2))
+    _found, lease = store.lookup(A, 0, pin=True)
+    assert lease is not None
+    with store.page_view(lease.id, 1) as page:
+        before = bytes(page)
+        store.close()
+        assert bytes(page) == before

@@ -91,7 +91,8 @@ class ServedSession(ABC, Generic[L]):
         """Wait for one request and answer it. An authenticated peer may be idle for `idle_s`, any other for the
         connection's time limit. File descriptors that the handler has not taken are closed. Returns whether the
         connection goes on; False also when an authenticated peer was idle for too long, or the peer has closed the
-        connection. Raises DataConnectionError if another peer was idle for too long, and as `_answer` does."""
+        connection. Raises DataConnectionError if another peer was idle for too long, for a head that is malformed, cut
+        off or too slow, and for a connection that is reset; and as `_answer` does."""
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):
             return False
