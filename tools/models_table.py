@@ -51,8 +51,8 @@ not load the weights of the other parts, and refuses requests with images.
 
 - A test compares logits and greedy tokens of tiny random models with those of transformers.
 - A field in `--hf-overrides` replaces the field of `text_config` that has the same name.
-- Two language models of the table run in the [Transformers backend](#other-architectures): `ministral3`, and `llama4_text`
-  if its field `attn_temperature_tuning` is false.
+- Two language models of the table run in the [Transformers backend](#other-architectures): `ministral3`, and
+  `llama4_text` if its field `attn_temperature_tuning` is false.
 """
 _GGUF = """## GGUF files
 
