@@ -341,7 +341,7 @@ def _lines() -> Iterator[str]:
         "counts twice "
         "| `--max-bodies-mib` (256 MiB); at the limit, a further request gets status 503 |"
     )
-    yield "| memory for the HTTP bodies of one API key, counted in the same way | half of `--max-bodies-mib` |"
+    yield "| memory for the HTTP bodies of one tenant, counted alike | half of what the other tenants leave free |"
     yield f"| processor time to parse an HTTP body of more than {_LONG_KIB} KiB | {MAX_CPU_S:g} s |"
     yield "| connections to each public port | `--max-connections` (4,096) |"
     yield "| sequences that wait or run at the same time | `--max-concurrent-requests` (1,024) |"

@@ -20,8 +20,10 @@ from tests.exactness.mutations import Mutation
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
-    from quire_common.credit import Budget
+    from quire_common.credit import Budget, Report
     from quire_worker.arrays import Bool, Int32
+    from quire_worker.engine.in_flight_step import InFlightStep
+    from quire_worker.engine.ports import StepOutcome
     from quire_worker.engine.step_schedule import StepSchedule
     from quire_worker.step import StepBatch
 
@@ -173,6 +175,19 @@ def retired_by_rows(patch: MonkeyPatch) -> None:
     patch.setattr(Engine, "_retired", lambda self: self._applied)
 
 
+def schedule_kept_past_held_rows(patch: MonkeyPatch) -> None:
+    """The engine keeps its schedule though a held row is to compute its position again."""
+    complete = Engine._complete_step
+
+    def completed(self: Engine, in_flight: InFlightStep, outcome: StepOutcome) -> Report:
+        kept = self._scheduler._kept
+        report = complete(self, in_flight, outcome)
+        self._scheduler._kept = self._scheduler._kept or kept
+        return report
+
+    patch.setattr(Engine, "_complete_step", completed)
+
+
 MUTATIONS = (
     Mutation(drafts_kept_unseen, {}),
     Mutation(wrong_draft_kept, {}),
@@ -187,4 +202,5 @@ MUTATIONS = (
     Mutation(tokens_of_a_row_counted_once, {}),
     Mutation(tokens_of_rows_shifted, {}),
     Mutation(retired_by_rows, {}),
+    Mutation(schedule_kept_past_held_rows, {"row_tokens": 1, "depth": 2}),
 )

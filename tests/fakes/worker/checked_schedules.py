@@ -19,11 +19,13 @@ class CheckedScheduler(StepScheduler):
 
     kept = 0
 
-    def schedule(self, budget: Budget, step: int) -> StepSchedule:
+    def schedule(self, budget: Budget, launched: int) -> StepSchedule:
         before = self._kept
-        found = super().schedule(budget, step)
-        self.kept += before is not None and before is self._kept
-        fresh = schedule_step(self._view(step), budget, self._max_num_seqs)
+        found = super().schedule(budget, launched)
+        if before is None or before is not self._kept:
+            return found
+        self.kept += 1
+        fresh = schedule_step(self._view(launched), budget, self._max_num_seqs)
         for mine, anew in ((found.slot, fresh.slot), (found.count, fresh.count)):
             assert mine.tolist() == anew.tolist(), "a kept schedule was used after a change"
         assert (found.decodes, found.num_decode_tokens) == (fresh.decodes, fresh.num_decode_tokens)

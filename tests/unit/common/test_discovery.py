@@ -54,6 +54,8 @@ async def test_static_knows_nothing_of_other_services() -> None:
         ("redis://host:99999/0", {}, "bad port"),
         ("redis://host:1/0?ttl_s=x", {}, "ttl_s"),
         ("redis:///0", {}, "discovery"),
+        ("static:worker:70", {}, "takes no address"),
+        ("dns://worker:70", {}, "takes no address"),
     ],
 )
 def test_bad_settings_are_named(spec: str, static: dict[str, list[str]], cause: str) -> None:

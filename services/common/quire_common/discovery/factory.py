@@ -20,13 +20,20 @@ def make_discovery(spec: str, static: Static, spec_file: str = "") -> Discovery:
     """Make the discovery that `spec` names: `static` or `dns`, for which `static` has the addresses by service, or a
     Redis URL. The text before the first colon decides. No peer is asked yet. If `spec_file` is given, the URL came from
     that file, whose changes of user and password are followed if the URL has a password. Raises ConfigError for an
-    unknown kind, a bad address or URL, or a file that cannot be read."""
+    unknown kind, text after the colon of `static` or `dns`, a bad address or URL, or a file that cannot be read."""
     make = _KINDS.get(spec.partition(":")[0])
     if make is None:
         raise ConfigError(
             "BAD_DISCOVERY",
             f"Unknown discovery {spec.partition(':')[0]!r}.",
             "Supported: static, dns, redis://host:port/db, rediss://host:port/db.",
+            param="discovery",
+        )
+    if make is not _redis and ":" in spec:
+        raise ConfigError(
+            "BAD_DISCOVERY",
+            f"The discovery {spec.partition(':')[0]} takes no address.",
+            "Give the addresses of the services by their own options.",
             param="discovery",
         )
     return make(spec, static, spec_file)

@@ -169,7 +169,7 @@ class Offload:
     def look_ahead(self, now: float) -> None:
         """Store the pages that will be evicted soon and that the kvstore lacks, as far as there is room; nothing under
         the policies `selective` and `off`. Called before pages are allocated. A group's pages are examined only after
-        enough pages were allocated since the last time."""
+        enough pages were allocated since the last time, or once a store that was in the way has ended."""
         self._now = now
         if not self.enabled or self._selective:
             return

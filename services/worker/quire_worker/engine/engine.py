@@ -110,8 +110,8 @@ class Engine:
         of order, or its budget allows no prefill. An error of one slot goes into a Report."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
-        self._rules.apply(grant)
         self._scheduler.forget()
+        self._rules.apply(grant)
         if grant.budget is not None:
             self._budget = grant.budget
         if self._budget is not None:
@@ -210,7 +210,7 @@ class Engine:
         acknowledgements and counts are still missing."""
         rows = complete_step(self.residents, in_flight, outcome)
         if len(rows.slot) < len(in_flight.slot):
-            self._scheduler.forget()  # rows without a token compute their positions again
+            self._scheduler.forget()  # a held row computes its position again; other missing rows do no harm
         model = outcome.timing
         timing = StepTiming(
             wait=outcome.wait_us,

@@ -97,8 +97,8 @@ class SlotTable:
         """Whether the next mask of the slot's grammar is still to come: it has no row once its prompt is computed."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
-        """Changes with every start and end, and when a waiting slot runs. Values derived from the fixed columns hold
-        until then."""
+        """Changes with every start and end, and when a waiting slot runs. Values derived from the fixed columns and
+        from `state` hold until then."""
         self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
         self._may_draft: bool | None = None
@@ -120,7 +120,7 @@ class SlotTable:
 
     def by_key(self) -> NDArray[np.intp]:
         """Return the slots that hold a sequence, lowest order key first, then lowest slot. The array is kept until a
-        slot starts or ends."""
+        slot starts, ends, or runs after waiting."""
         if self._by_key is None:
             held = np.flatnonzero(self.state)
             self._by_key = held[np.argsort(self.order_key[held], kind="stable")]

@@ -74,8 +74,8 @@ class StepBuilder:
         )
 
     def _gather(self, slots: Int32) -> _Fixed:
-        """Return the columns that the slots' starts have fixed. While the same slots run and no slot has started or
-        ended, these are the columns of the last call."""
+        """Return the columns that the slots' starts have fixed. While the same slots run and the table's
+        version is the same, these are the columns of the last call."""
         table, fixed = self._table, self._fixed
         if fixed is None or fixed.version != table.version or not np.array_equal(fixed.slot, slots):
             fixed = self._fixed = _Fixed(

@@ -74,34 +74,36 @@ class StepSchedule:
 
 
 class StepScheduler:
-    """Applies the batch rule to a SlotTable. While the same slots decode, one token each, their schedule is kept: then
-    only the positions change that the steps themselves compute, and a look at these is enough. Columns of the table
-    that a Grant sets, or a row without a token lowers, change unseen, so the caller must call `forget` then."""
+    """Applies the batch rule to a SlotTable. While the same slots decode, one token each, their schedule is kept. The
+    steps then change only the positions of these slots, so it is enough to check that none of the slots has reached the
+    end of its credit or of its answer. Other changes of the columns are not seen: the caller calls `forget` before it
+    applies a Grant, and after a step in which a row has sampled no token."""
 
     def __init__(self, table: SlotTable, max_num_seqs: int) -> None:
         self._table = table
         self._max_num_seqs = max_num_seqs
         self._kept: _KeptSchedule | None = None
 
-    def schedule(self, budget: Budget, step: int) -> StepSchedule:
-        """Return the schedule of step number `step` (see `schedule_step`). Its arrays may be those of the step
-        before."""
+    def schedule(self, budget: Budget, launched: int) -> StepSchedule:
+        """Return the schedule of the next step (see `schedule_step`), after `launched` steps. Its arrays may be those
+        of the step before, so nobody may write to them."""
         kept = self._kept
         if kept is not None and kept.budget is budget and self._holds(kept):
             return kept.schedule
-        view = self._view(step)
+        view = self._view(launched)
         schedule = schedule_step(view, budget, self._max_num_seqs)
-        self._kept = self._keep(view, budget, schedule)
+        self._kept = self._to_keep(view, budget, schedule)
         return schedule
 
     def stalled_slots(self) -> Int32:
         """Return the slots that cannot run only for want of credit (see `stalled_slots`)."""
-        kept = self._kept
-        if kept is None or not self._holds(kept):
-            return stalled_slots(self._view(0), self._max_num_seqs)
-        if kept.stalled is None:
-            kept.stalled = stalled_slots(self._view(0), self._max_num_seqs)
-        return kept.stalled
+        kept = self._kept if self._kept is not None and self._holds(self._kept) else None
+        if kept is not None and kept.stalled is not None:
+            return kept.stalled
+        stalled = stalled_slots(self._view(launched=0), self._max_num_seqs)  # drafts do not matter for it
+        if kept is not None:
+            kept.stalled = stalled
+        return stalled
 
     def forget(self) -> None:
         """Compute the next schedule from all columns."""
@@ -113,9 +115,9 @@ class StepScheduler:
         table = self._table
         return kept.version == table.version and bool((table.computed[kept.schedule.slot] < kept.most).all())
 
-    def _keep(self, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
-        """Return the schedule as one to be kept; None if some slot may prefill, or if drafts or masks may change the
-        next schedule."""
+    def _to_keep(self, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
+        """Return the schedule as one to be kept; None if the next schedule may be another one: a slot prefills, or
+        drafts or masks change from step to step."""
         if view.most_drafts is not None or self._table.any_constrained() or not schedule.decodes:
             return None
         most = np.minimum(view.ceiling, view.bound)
@@ -123,7 +125,7 @@ class StepScheduler:
             return None
         return _KeptSchedule(self._table.version, budget, schedule, most[schedule.slot])
 
-    def _view(self, step: int) -> SlotView:
+    def _view(self, launched: int) -> SlotView:
         """Return the columns of all slots that the batch rule reads, as they are now. A decoding slot that awaits its
         grammar's mask is not runnable. A slot has drafts only once min_tokens is reached. After _MAX_UNFORCED_ROWS rows
         without a forced token, the slot has drafts in only one of _DRAFT_RETRY_STEPS steps."""
@@ -133,7 +135,7 @@ class StepScheduler:
             runnable &= ~(table.awaits_mask & table.decoding)
         if table.may_draft():
             most_drafts = table.most_drafts * (table.known_len >= table.min_len)
-            if step % _DRAFT_RETRY_STEPS:
+            if launched % _DRAFT_RETRY_STEPS:
                 most_drafts[table.unforced_rows >= _MAX_UNFORCED_ROWS] = 0
         return SlotView(
             runnable=runnable,

@@ -285,7 +285,7 @@ class ProcessLink:
             del self._backlog[:sent]
 
     def _disconnect(self) -> None:
-        """Close the socket and drop the backlog: `send` refuses frames until there is another process."""
+        """Close the socket and drop the backlog: `send` refuses frames until the next `_connect`."""
         with self._lock:
             sock, self._socket = self._socket, None
             self._backlog.clear()

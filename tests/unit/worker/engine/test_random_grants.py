@@ -253,13 +253,13 @@ def _keep_while_slots_change(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_beside_prefills(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: StepScheduler, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
+    def to_keep(self: StepScheduler, view: SlotView, budget: Budget, schedule: StepSchedule) -> _KeptSchedule | None:
         if not schedule.decodes:
             return None
         most = np.minimum(view.ceiling, view.bound)[schedule.slot]
         return _KeptSchedule(self._table.version, budget, schedule, most)
 
-    patch.setattr(StepScheduler, "_keep", keep)
+    patch.setattr(StepScheduler, "_to_keep", to_keep)
 
 
 @pytest.mark.parametrize(

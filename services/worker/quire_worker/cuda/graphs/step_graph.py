@@ -94,7 +94,8 @@ class StepGraph:
 
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream. In pieces, attention of prompt chunks
-        is launched between them. `advanced` of the body is False until just before the last graph."""
+        is launched between them. `advanced` of the body is False until just before the last graph. The graphs'
+        own replay runs no torch operation, so only the attention between them needs inference mode."""
         self._body.advanced = False
         if self._eager:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():

@@ -1,4 +1,5 @@
-"""Pull: copies the pages of one move from another worker into the ring, on a thread of its own.
+"""Pull: copies the pages of one move from another worker into the ring or, with `cuda_ipc`, into the pool, on a
+thread of its own.
 
 If one transport breaks, the pull continues with the next; the FallbackPolicy, which all pulls share, decides which. The
 pull repeats this until two rounds in a row bring no page. It also ends after a round in which the peer was silent. A
