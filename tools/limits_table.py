@@ -318,12 +318,12 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "The router checks the products before the worker computes an answer. So each answer counts with the"
-    yield "greatest length that it may have, which is the first of these that exists:"
-    yield "- `max_tokens` of the request"
-    yield "- the default of the endpoint"
+    yield "The router checks these products before the worker computes an answer. So the router takes the longest"
+    yield "possible answer. Its length is:"
+    yield "- `max_tokens`, if the request has it"
+    yield "- else the default of the endpoint, if it has one"
     yield (
-        "- the rest of the model's context (in the last product of the table, at most "
+        "- else the rest of the model's context (in the last product of the table, at most "
         f"{products.UNSAID_ANSWER_TOKENS:,} tokens)"
     )
     yield ""
