@@ -78,12 +78,12 @@ class FakeMoves:
         return ended
 
     def _carry(self, flight: _Flight) -> None:
-        """To or from the store."""
+        """To or from the store, which does not replace a page that it has."""
         move, kv = flight.move, self._worker.kv[flight.move.group]
         for page, digest in zip(move.device_page[: flight.most].tolist(), move.hashes, strict=False):
             key = bytes([move.group]) + digest
             if move.kind is MoveKind.STORE:
-                self._worker.store[key] = kv[page].tolist()
+                self._worker.store.setdefault(key, kv[page].tolist())
             else:
                 kv[page] = self._worker.store[key]
         flight.arrived = flight.most

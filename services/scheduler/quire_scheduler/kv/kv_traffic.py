@@ -217,15 +217,17 @@ class KvTraffic:
     def must_ask(self, request: Request, local: int) -> bool:
         """Whether a READY request must be looked up in the kvstore before it starts. This is so after a swap or an
         incomplete pull, or if the last answer reached beyond the `local` pages and cannot be used any more, as long as
-        a lookup is wanted. An answer is dropped and its leases are released if they end too soon, or if its pages no
-        longer follow the `local` ones on the device."""
+        a lookup is wanted. An answer is dropped and its leases are released if they end too soon, if its pages no
+        longer follow the `local` ones on the device, or if one of its pages has been quarantined since."""
         found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
             return search.due and self.wants_lookup(request, local)
-        if self._now < found.expires_s and local == search.first_page:
+        end = search.first_page + found.pages
+        suspect = self.offload.any_quarantined(request.hashes[search.first_page : end])
+        if self._now < found.expires_s and local == search.first_page and not suspect:
             return False
         self._abandon(request)
-        return local < search.first_page + found.pages and self.wants_lookup(request, local)
+        return local < end and self.wants_lookup(request, local)
 
     def search_again(self, request: Request) -> None:
         """Note that a lookup of the request is due before it starts (see `must_ask`)."""

@@ -95,9 +95,8 @@ class Offload:
         self._offered: dict[int, int] = {}
         # Hashes of pages that the kvstore has or is being given; the least recently used come first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        # Hashes of pages whose sequence ended by an error and that were not stored anew since, each with the latest
-        # store that was begun since then; the oldest come first.
-        self._quarantined: OrderedDict[bytes, Move | None] = OrderedDict()
+        # Hashes of pages whose sequence ended by an error; the oldest come first.
+        self._quarantined: OrderedDict[bytes, None] = OrderedDict()
         self._boot_id = 0
         self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
         # By group: the pool's count of allocated pages when the window was last examined.
@@ -187,16 +186,15 @@ class Offload:
 
     def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
         """Count those of the evicted pages, given by their hashes, that the kvstore lacks. Only pages of group 0 count,
-        and none under the policies `selective` and `off`."""
+        and none that is quarantined. None counts under the policies `selective` and `off`."""
         if self.enabled and not self._selective and not group:
-            self._stats.store_missed(sum(digest not in self._known for digest in hashes))
+            self._stats.store_missed(sum(map(self._wants_store, hashes)))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
         """Handle the end of a store: the first `moved.pages` pages have arrived, the others may be stored anew; both
         are counted. For the circuit breaker, the store has failed if no page arrived. If all arrived, pages that
-        `look_ahead` found no room for are examined again. A page that arrived leaves the quarantine if this move is the
-        latest store that was begun since the page was quarantined (of several KV groups, that of the last group),
-        unless the page was forgotten since, as after a refusal in another group."""
+        `look_ahead` found no room for are examined again. Quarantined pages stay quarantined: a page arrives also if
+        the kvstore had it before, and then the kvstore keeps its old copy."""
         self._now, arrived = now, moved.pages
         if self._crowded and arrived == len(move.hashes):
             # Not after a store of which some pages did not arrive: it would be tried again and again while nothing else
@@ -208,10 +206,6 @@ class Offload:
             self._breaker.failed()
         self._stats.stored(arrived, len(move.hashes) - arrived)
         self.forget(move.hashes[arrived:])
-        for digest in self._quarantined.keys() & move.hashes[:arrived]:
-            # A page that is no longer known was refused in another KV group.
-            if self._quarantined[digest] is move and digest in self._known:
-                del self._quarantined[digest]
 
     def remember(self, hashes: Sequence[bytes]) -> None:
         """Note that the kvstore has the pages with these hashes. If too many hashes are remembered, the least recently
@@ -225,11 +219,11 @@ class Offload:
 
     def note_boot_id(self, boot_id: int) -> None:
         """Note the kvstore's boot id; 0 (unknown) is ignored. If it has changed, the kvstore has restarted and may have
-        lost pages, so all that is known of its content is forgotten, and the quarantine is emptied."""
+        lost pages, so all that is known of its content is forgotten. The quarantine stays, since the kvstore's disk and
+        Redis keep pages over a restart."""
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
-                self._quarantined.clear()
             self._boot_id = boot_id
 
     def forget(self, hashes: Sequence[bytes]) -> None:
@@ -243,9 +237,10 @@ class Offload:
 
     def quarantine(self, hashes: Sequence[bytes]) -> None:
         """Quarantine the kvstore's pages with these hashes: they may be damaged, because their sequence ended by an
-        error. They may be stored anew. A request with such a page, unless the device has the page, is not looked up
-        until a new store of the page has ended well or the kvstore has restarted. Only the latest 65,536 hashes are
-        remembered. Does nothing without a kvstore or under the policy `off`."""
+        error. A request with such a page, unless the device has the page, is not looked up. The pages are not stored
+        anew, since the kvstore does not replace a page that it has. Nothing tells this scheduler that the kvstore has
+        lost a page. So pages stay quarantined while this object lives and their hashes are among the latest 65,536.
+        Does nothing without a kvstore or under the policy `off`."""
         if not self.enabled:
             return
         self.forget(hashes)
@@ -267,9 +262,13 @@ class Offload:
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:
         """Return the indices, from `first` to `end` (exclusive), of the request's pages that the kvstore was not
-        given."""
-        hashes, known = request.hashes, self._known
-        return [index for index in range(first, end) if hashes[index] not in known]
+        given. Quarantined pages are left out."""
+        hashes = request.hashes
+        return [index for index in range(first, end) if self._wants_store(hashes[index])]
+
+    def _wants_store(self, digest: bytes) -> bool:
+        """Whether the page with this hash may be stored: the kvstore was not given it, and it is not quarantined."""
+        return digest not in self._known and digest not in self._quarantined
 
     def _wanted_twice(self, request: Request, first: int, end: int) -> int:
         """Return the index after the last of the request's pages before `end` that a second request has used or uses
@@ -306,7 +305,8 @@ class Offload:
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
         """Begin the moves that store the chain, at most 256 new pages each, in every KV group, and note that the
         kvstore has the pages. The circuit breaker begins a try. The chain begins at page `first` of the request, if it
-        belongs to one."""
+        belongs to one. A move may carry quarantined pages, between or before pages to be stored. The kvstore takes
+        those that it lacks, and they stay quarantined."""
         self._breaker.begin_try()
         context = _NO_REQUEST if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
@@ -314,18 +314,16 @@ class Offload:
             for group, table in enumerate(chain.tables):
                 move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
                 self._moves.begin_move(move, context, self._now)
-                for digest in self._quarantined.keys() & move.hashes:
-                    self._quarantined[digest] = move
         self.remember(chain.hashes)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
-        """Return, as chains, those of the pages that the kvstore lacks, in the order of their eviction (the tail of a
+        """Return, as chains, those of the pages that are to be stored, in the order of their eviction (the tail of a
         prefix is evicted first). A chain begins with its parent page if that one, which the kvstore has, comes right
         after it in this order. A chain of which any page is not on the device in every KV group is left out."""
-        names, known = self._names, self._known
+        names = self._names
         chains, before = list[list[bytes]](), b""
         for digest, parent in reversed(names.of(group, pages)):
-            if digest not in known:
+            if self._wants_store(digest):
                 if chains and chains[-1][-1] == parent:
                     chains[-1].append(digest)
                 else:
