@@ -20,7 +20,7 @@ from tests.exactness.warm.warm_judge import judge_warm
 from tests.exactness.warm.warm_scenario import make_warm_scenario
 from tests.tiers import deep_after
 
-QUICK = {"paced": 14, "cpu": 1}
+QUICK = {"paced": 18, "cpu": 1}
 FULL = {"paced": 400, "cpu": 75, "demo": 25, "smollm2": 6}
 # Scenarios that a broken rule may survive at most.
 MOST = 150
@@ -28,14 +28,14 @@ MOST = 150
 LEAST = {
     "aborted": 20,
     "first replica: local hits": 5000,
-    "first replica: kvstore hits": 40,
+    "first replica: kvstore hits": 25,
     "second replica: local hits": 4000,
     "second replica: kvstore hits": 150,
     "hits in the making": 300,
     "kvstores lost": 20,
     "lookups failed": 30,
     "lost with leases out": 4,
-    "pages from below": 150,
+    "pages from below": 100,
     "pages refused": 30,
     "preemptions": 25,
     "rot below found": 5,
