@@ -49,7 +49,6 @@ class RamTier:
         self._policy = make_policy(policy, capacity_bytes)
         self._evictable_bytes = 0
         self._being_read: dict[PageKey, RamPage] = {}
-        self._readers = 0
         self._dropped_pages: set[RamPage] = set()
         self._evicted: list[PageKey] = []
         self.evictions = 0
@@ -76,7 +75,7 @@ class RamTier:
     @property
     def is_read(self) -> bool:
         """Whether a page is being copied (see `acquire_page`)."""
-        return self._readers > 0
+        return bool(self._being_read) or any(page.readers for page in self._dropped_pages)
 
     def get(self, key: PageKey) -> RamPage | None:
         """Return the visible page of this key; None if there is none. This does not count as a use."""
@@ -112,14 +111,12 @@ class RamTier:
         """Keep a page's memory while the page is copied: a visible page is not evicted, and a dropped one is not freed.
         This does not count as a use."""
         page.readers += 1
-        self._readers += 1
         if not page.dropped:  # else its key may be that of a newer page, which others read
             self._being_read[page.key] = page
 
     def release_page(self, page: RamPage) -> None:
         """Undo one `acquire_page`. A page that was dropped is freed if it has no pin and no other reader."""
         page.readers -= 1
-        self._readers -= 1
         if page.readers == 0 and self._being_read.get(page.key) is page:
             del self._being_read[page.key]
         self._free_if_unused(page)

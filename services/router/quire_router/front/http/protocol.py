@@ -42,8 +42,7 @@ class _HeadTooLarge(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """A connection of uvicorn. If it sends no complete head within the bounds of time and size, it is answered 400 and
     closed; while the answer to an earlier request is under way, that answer becomes the last one instead. Trailers are
-    dropped, and have the bound on the size of a head. A connection beyond `max_connections` is closed at
-    once."""
+    dropped, and have the bound on the size of a head. A connection beyond `max_connections` is closed at once."""
 
     max_connections = 0
     """0 is without limit."""
