@@ -149,16 +149,21 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["leaving", "drained", "closed"]
 
 
-def stop_once_serving(process: subprocess.Popen[str], address: str) -> str:
-    """Stop a process with SIGTERM as soon as it serves. Checks that it leaves, drains and closes, and returns its
-    standard error."""
+def stop_once_serving(
+    process: subprocess.Popen[str],
+    address: str,
+    code: int = 0,
+    told: tuple[str, ...] = ("leaving", "drained", "closed"),
+) -> str:
+    """Stop a process with SIGTERM as soon as it serves. Checks its exit code and what it told on its way out, by
+    default that it left, drained and closed. Returns its standard error."""
     try:
         while health(address) != health_pb2.HealthCheckResponse.SERVING:
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out.split()) == (0, ["leaving", "drained", "closed"]), err
+    assert (process.returncode, out.split()) == (code, [*told]), err
     return err
 
 
@@ -190,13 +195,7 @@ def test_drain_that_fails_is_not_logged_as_a_failed_start(tmp_path: Path, kind: 
     address = f"127.0.0.1:{free_port()}"
     drained = 'print("drained", flush=True)'
     process = start(tmp_path, kind, "--listen", address, edit=lambda text: text.replace(drained, "1 / 0"))
-    try:
-        while health(address) != health_pb2.HealthCheckResponse.SERVING:
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out.split()) == (2, ["leaving", "closed"]), err
+    err = stop_once_serving(process, address, code=2, told=("leaving", "closed"))
     assert "stop failed" in err and "start failed" not in err and "ZeroDivisionError" in err
 
 
