@@ -149,8 +149,9 @@ def _head_norms(
 
 
 def _head_weights(spec: ArchSpec, store: ParameterStore, part: str, layer: int) -> Tensor:
+    """Return the weights of the norm of query or key heads; the spec's offset is added in float32."""
     weight, offset = store.require(f"{part}_norm.weight", layer), spec.norm.weight_offset
-    return torch.add(weight, offset) if offset else weight
+    return torch.add(weight.float(), offset) if offset else weight
 
 
 def project(ops: Ops[P], x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:

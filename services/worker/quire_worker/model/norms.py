@@ -24,13 +24,14 @@ class Norm:
     @classmethod
     def load(cls, spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Norm:
         """Take the weight and bias of the norm `role` of a layer from the store. The spec's offset is added to the
-        weight. A norm without a stored weight gets ones."""
+        weight: for an RMS norm in float32, and for a layer norm in the store's type, as transformers does. A norm
+        without a stored weight gets ones."""
         norm = spec.norm
         weight, bias = store.get(f"{role}.weight", layer), store.get(f"{role}.bias", layer)
         if weight is None:
             weight = torch.ones(spec.hidden_size, dtype=store.dtype, device=store.device)
         elif norm.weight_offset:
-            weight = torch.add(weight, norm.weight_offset)
+            weight = torch.add(weight if norm.kind == "layer" else weight.float(), norm.weight_offset)
         return cls(weight, bias, norm.eps, norm.kind == "layer")
 
     def scaled(self, factor: float) -> Norm:
