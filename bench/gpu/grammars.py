@@ -10,6 +10,7 @@ many tokens as the model has. The grammar is JSON with a long string, which allo
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import string
@@ -19,6 +20,7 @@ from collections.abc import Sequence as Listed
 from pathlib import Path
 from statistics import median
 
+import torch
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -135,6 +137,8 @@ def main(argv: Listed[str] | None = None) -> None:
             result[title] = figures
             if args.out:
                 args.out.write_text(json.dumps(result))
+        gc.collect()  # frees the model's pages, which captured graphs hold in cycles of references
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
