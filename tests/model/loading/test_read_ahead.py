@@ -32,7 +32,7 @@ class Reads:
         self._read = os.preadv
         monkeypatch.setattr(reader, "_THREADS", 1)
         monkeypatch.setattr(reader, "is_cached", self._is_cached)
-        monkeypatch.setattr(reader.os, "preadv", self._preadv)
+        monkeypatch.setattr(os, "preadv", self._preadv)
 
     def _is_cached(self, file: int, at: int) -> bool:
         self.asked.append((_name(file), at))
@@ -118,7 +118,7 @@ def test_a_system_that_does_not_say_what_is_cached_has_nothing_cached(
 ) -> None:
     path = tmp_path / "some.gguf"
     path.write_bytes(bytes(100))
-    monkeypatch.delattr(reader.os, "RWF_NOWAIT", raising=False)
+    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
     with path.open("rb") as file:
         assert not is_cached(file.fileno(), 0)
 
@@ -142,7 +142,7 @@ def test_a_worker_without_room_for_threads_starts(tmp_path: Path, monkeypatch: p
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(reader.threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     with read_ahead(_sparse(tmp_path / "some.gguf", 10)):
         pass
 
