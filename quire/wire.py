@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from quire import errors
@@ -167,12 +169,13 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
     """Return the typed error of a failed call. If the service sent a google.rpc.Status, its code, cause and fix are
-    taken. Otherwise the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE, others keep their name as the code,
-    and are Internal unless an error class stands for them."""
+    taken. Otherwise, or if the Status cannot be decoded, the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE,
+    others keep their name as the code, and are Internal unless an error class stands for them."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            return _from_status(status_pb2.Status.FromString(value), request_id)
+            with suppress(DecodeError):
+                return _from_status(status_pb2.Status.FromString(value), request_id)
     status = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
     if status is grpc.StatusCode.UNAVAILABLE:

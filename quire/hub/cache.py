@@ -23,7 +23,7 @@ SINGLE_WEIGHT_FILE: Final = "model.safetensors"
 SHARD_INDEX_FILE: Final = "model.safetensors.index.json"
 
 _NAME_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_HUB_NAME = re.compile(rf"(?P<repo>{_NAME_PART}/{_NAME_PART})(?::(?P<quant>[A-Za-z0-9_]+))?")
+_HUB_NAME = re.compile(rf"(?P<repo>{_NAME_PART}/{_NAME_PART})(?::(?P<quant>[A-Za-z0-9_-]+))?")
 _MAX_NAME_CHARS = 160
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile("[0-9a-f]{40}")

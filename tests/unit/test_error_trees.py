@@ -14,11 +14,12 @@ from quire_common import errors
 
 
 class PeerFailure(grpc.RpcError):
-    """A failed call, as gRPC raises it."""
+    """A failed call, as gRPC raises it; `status` replaces the encoded google.rpc.Status."""
 
-    def __init__(self, error: errors.QuireError) -> None:
+    def __init__(self, error: errors.QuireError, status: bytes | None = None) -> None:
         super().__init__()
         self._error = error
+        self._status = status
 
     def code(self) -> grpc.StatusCode:
         return self._error.grpc_code
@@ -27,6 +28,8 @@ class PeerFailure(grpc.RpcError):
         return self._error.message
 
     def trailing_metadata(self) -> Any:  # grpc's stubs name a private class here
+        if self._status is not None:
+            return (("grpc-status-details-bin", self._status),)
         return errors.trailing_metadata(self._error)
 
 
@@ -51,3 +54,13 @@ def test_client_knows_every_error_that_a_status_can_name() -> None:
     for kind in decoded:
         mirrored = getattr(client_errors, kind.__name__)
         assert [base.__name__ for base in kind.__mro__] == [base.__name__ for base in mirrored.__mro__]
+
+
+@pytest.mark.parametrize("status", [b"\xff", b"\x1a\x7f", b"\x1a\x3a\x0a\x28type.googleapis.com/google.rpc.ErrorInfo"])
+def test_a_damaged_status_leaves_the_status_code(status: bytes) -> None:
+    """As from a proxy that cuts trailers short."""
+    failure = PeerFailure(errors.NotFound("SOME_CODE", "The cause.", "The fix."), status)
+    found = read_error(failure, "127.0.0.1:1")
+    assert isinstance(found, client_errors.NotFound)
+    assert found.code == "NOT_FOUND"
+    assert "The cause." in found.message

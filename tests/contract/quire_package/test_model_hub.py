@@ -249,6 +249,14 @@ def test_gguf_file_is_chosen_by_quantisation(monkeypatch: pytest.MonkeyPatch, ca
     assert model is not None and find_cached_model(model) is None, "half of it is not it"
 
 
+def test_a_quantisation_may_have_a_hyphen() -> None:
+    """As in the names of Unsloth's dynamic quantisations."""
+    model = parse_hub_name("acme/tiny:UD-Q4_K_XL")
+    assert model is not None and model.quant == "UD-Q4_K_XL"
+    names = ["Tiny-Q4_K_XL.gguf", "Tiny-UD-Q4_K_XL.gguf", "Tiny-Q8_0.gguf"]
+    assert select_weight_files(names, model) == ("Tiny-UD-Q4_K_XL.gguf",)
+
+
 def test_file_names_cannot_leave_the_snapshot() -> None:
     model = parse_hub_name(REPO)
     assert model is not None

@@ -182,8 +182,8 @@ class Rates:
 
     def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
         """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, the more the
-        longer ago the last Report came; after `horizon_s` without a Report, nothing is left of them. The first Report
-        of all, and the first after `idle`, is not counted: it only sets the time from which the next one is
+        longer ago the last Report came; `horizon_s` after it, nothing is left of them. The first Report of all, and the
+        first after `idle`, is not counted and reduces nothing: it only sets the time from which the next one is
         measured."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
