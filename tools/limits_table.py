@@ -318,13 +318,14 @@ def _lines() -> Iterator[str]:
     for product, most in _PRODUCTS:
         yield f"| {product} | {most:,} |"
     yield ""
-    yield "The router checks these products before the worker computes an answer. So the router takes the longest"
-    yield "possible answer. Its length is:"
+    yield "The router checks these products before it knows how long an answer becomes. So it calculates with the"
+    yield "longest possible answer. The length of this answer is:"
     yield "- `max_tokens`, if the request has it"
     yield "- else the default of the endpoint, if it has one"
     yield (
-        "- else the rest of the model's context (in the last product of the table, at most "
-        f"{products.UNSAID_ANSWER_TOKENS:,} tokens)"
+        "- else the rest of the model's context. Exception: for the product *tokens of all answers x logprobs per "
+        "token x max(n, best_of)*, the router calculates with at most "
+        f"{products.UNSAID_ANSWER_TOKENS:,} tokens of this rest"
     )
     yield ""
     yield "*Logprobs per token* is 1 for the token itself, plus the requested number of alternatives."

@@ -152,7 +152,7 @@ The message of `UNSUPPORTED_ATTENTION` names the cause, for example:
 - A layer calls transformers' `AttentionInterface` several times or never.
 - The model has latent attention, or its layers have heads of different sizes.
 - The model has attention masks other than causal masks, sliding windows and chunks.
-- The result of a sequence depends on other sequences of the batch.
+- A layer mixes the sequences of a batch, for example because it shifts all tokens of the batch by one place.
 - The model's first position is not 0, as in RoBERTa models.
 
 A test runs tiny models with random weights in the Transformers backend, on the CPU in float32. The test compares the
@@ -191,8 +191,8 @@ models:
 - MPT models with biases or without ALiBi
 
 **Old files of OLMo 3.** In an old `config.json`, layers with full attention and layers with a sliding window share one
-rotary embedding (RoPE). In these cases, releases of transformers disagree with each other about an old file, so Quire
-refuses the file:
+rotary embedding (RoPE). Quire refuses such a file in the following cases, because releases of transformers disagree
+with each other about its meaning:
 - `rope_theta` is not 500000.
 - `rope_parameters` has a scaled RoPE.
 - `rope_scaling` is there, but has no `rope_type`.
