@@ -301,8 +301,9 @@ def join(host: str, port: int) -> str:
 
 def kv_events_of(text: str, replica: int) -> str:
     """Return --kv-events-config for replica number `replica`, counted from 0. As in vLLM, the ports are those of the
-    first replica, plus one for each further replica. An endpoint that a consumer binds keeps its port. Text that cannot
-    be parsed is returned unchanged, and the scheduler reports its error."""
+    first replica, plus one for each further replica. The path of an ipc endpoint gets the replica's number as a
+    suffix. An endpoint that a consumer binds stays as it is. Text that cannot be parsed is returned unchanged, and the
+    scheduler reports its error."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
@@ -313,7 +314,7 @@ def kv_events_of(text: str, replica: int) -> str:
     if not isinstance(endpoint, str):
         return text
     if bind is None:
-        bind = "*" in endpoint or "::" in endpoint or endpoint == _KV_EVENTS_ENDPOINT
+        bind = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://") or endpoint == _KV_EVENTS_ENDPOINT
     if bind:
         config |= {"endpoint": _shifted(endpoint, replica), "bind": True}
     if isinstance(replay := config.get("replay_endpoint"), str):
@@ -323,4 +324,6 @@ def kv_events_of(text: str, replica: int) -> str:
 
 def _shifted(endpoint: str, by: int) -> str:
     found = _TCP.fullmatch(endpoint)
-    return f"{found[1]}:{int(found[2]) + by}" if found else endpoint
+    if found:
+        return f"{found[1]}:{int(found[2]) + by}"
+    return f"{endpoint}_{by}" if endpoint.startswith("ipc://") else endpoint

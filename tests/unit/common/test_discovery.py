@@ -72,6 +72,8 @@ def test_bad_settings_are_named(spec: str, static: dict[str, list[str]], cause: 
         "redis://hunter2:pa/ss@host",
         "redis://user/hunter2@host",
         "redis://hunter2:12#x@host",
+        "redis://hunter2:12?x@host",
+        "redis://user:?hunter2@host",
         "redis://hunter2:12/0@host?ttl_s=x",
         "redis://user:hunter2\u2100@host",
     ],

@@ -25,8 +25,8 @@ def open_redis(url: str, url_file: str = "", **options: Any) -> Any:  # redis pu
     ConfigError for a malformed URL, and shows no part of it: the library's text may quote the password."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        # A "/" or "#" in a password ends the host too early. The path of a Unix socket may have an "@".
-        if "@" not in parts.fragment and (parts.scheme == "unix" or "@" not in parts.path):
+        # A "/", "?" or "#" in a password ends the host too early. The path of a Unix socket may have an "@".
+        if "@" not in parts.query + parts.fragment and (parts.scheme == "unix" or "@" not in parts.path):
             if not url_file or not parts.password:
                 return Redis.from_url(url, **options)
             bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -64,12 +64,12 @@ class RedisSettings:
             parts = urlsplit(spec)
             host, options = parts.hostname, dict(parse_qsl(parts.query))
             ttl_s, poll_s = float(options.pop("ttl_s", 10.0)), float(options.pop("poll_s", 1.0))
-            valid = bool(host) and (parts.port or 6379) > 0 and "@" not in parts.path + parts.fragment
+            valid = bool(host) and (parts.port or 6379) > 0 and "@" not in parts.path + parts.query + parts.fragment
             valid = valid and 0.1 <= ttl_s <= _MOST_S and 0.01 <= poll_s <= _MOST_S
         except ValueError:
             valid = False
         if not valid:
-            # A "/" in a password ends the host too early: what comes before the last "@" is not shown.
+            # A "/" or "?" in a password ends the host too early: what comes before the last "@" is not shown.
             is_shown = host is not None and host in spec.rpartition("@")[2].lower()
             fault = f"at {host} has a bad port, ttl_s or poll_s" if is_shown else "has no valid host"
             raise ConfigError(

@@ -76,8 +76,8 @@ class _Server(ThreadingWSGIServer):
         super().__init__(address, handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, in its own thread. Under TLS the handshake comes first; in it and later, each read and
-        each write may take 10 s."""
+        """Serve a connection, in its own thread. Under TLS the handshake comes first, and may take 10 s in all. Later,
+        each read and each write may take 10 s."""
         if self._context is None:
             super().finish_request(request, client_address)
             return

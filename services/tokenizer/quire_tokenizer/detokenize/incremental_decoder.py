@@ -84,8 +84,8 @@ class TableDecoder:
         return self._stripped(codecs.utf_8_decode(pending, self._errors, True)[0])
 
     def _feed_start(self, token_id: int) -> str:
-        """Return the text of a token at the text's start, where its piece may be another and leading spaces are
-        stripped. After an id beyond the vocabulary, the next token is still at the start."""
+        """Return the text of a token at the text's start, where its piece may be another one, and up to `strip_start`
+        leading spaces are stripped. After an id beyond the vocabulary, the next token is still at the start."""
         if token_id == self._last:
             return ""
         piece = self._first.get(token_id, self._pieces[token_id])

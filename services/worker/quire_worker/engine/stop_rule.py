@@ -1,5 +1,5 @@
-"""The stop rule: which sampled tokens a sequence keeps, and whether the sequence ends. Vectorised over a step's rows.
-It runs on the device's thread, so that the next step does not wait for the engine.
+"""The stop rule: which sampled tokens a sequence keeps, and whether the sequence ends. Most of it is vectorised over a
+step's rows. It runs on the device's thread, so that the next step does not wait for the engine.
 
 A sequence keeps a draft only if the model sampled the same token at this position. So a sequence's tokens do not depend
 on the drafter. The sequence also keeps the first sampled token that differs from its draft, but no token after it, and
@@ -80,9 +80,10 @@ def keep_tokens(batch: StepBatch, sampled: Int32, held: Bool | None) -> KeptToke
 
 
 def _ends(batch: StepBatch, token: Int32, finish: NDArray[np.uint8], skipped: Bool | None) -> NDArray[np.uint8]:
-    """Return the finish codes after a sampled token, changed in place: a sequence whose last tokens repeat gets
-    REPETITION, unless it ends anyway. Sequences in `skipped`, or without a token, are left as they are. Updates the
-    logits processor states of the others with their token."""
+    """Return the finish codes after a sampled token, changed in place. Only sequences with controls are looked at, one
+    after the other: a sequence whose repetition rule applies after this token gets REPETITION, unless it ends anyway.
+    Sequences in `skipped`, or without a token, are left as they are. Updates the logits processor states of the others
+    with their token."""
     for sequence, controls in batch.controls.items():
         sampled = int(token[sequence])
         if sampled < 0 or (skipped is not None and skipped[sequence]):

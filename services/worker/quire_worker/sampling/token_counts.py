@@ -9,7 +9,8 @@ from quire_worker.arrays import Float32, Int32
 
 
 class TokenCounts:
-    """Tokens in the order of their first occurrence. Tokens that only the prompt has count 0."""
+    """Counts of the answer's tokens: the tokens of the prompt in ascending order, then the others in the order of their
+    first occurrence. Tokens that only the prompt has count 0."""
 
     def __init__(self, prompt_ids: Int32) -> None:
         prompt = np.unique(prompt_ids).astype(np.int64)

@@ -109,6 +109,14 @@ def test_each_replica_publishes_its_events_at_ports_of_its_own(
         assert ours.binds == parse_kv_events_config(json.dumps(given)).binds
 
 
+def test_each_replica_publishes_its_events_at_a_socket_file_of_its_own() -> None:
+    given = json.dumps({"endpoint": "ipc:///tmp/events", "replay_endpoint": "ipc:///tmp/replay"})
+    spec = StackSpec("test", "a-model", replicas=2, flags={"scheduler": {"kv-events-config": given}})
+    assert options(spec, "scheduler-1")["kv-events-config"] == given
+    config = json.loads(options(spec, "scheduler-2")["kv-events-config"])
+    assert config == {"endpoint": "ipc:///tmp/events_1", "replay_endpoint": "ipc:///tmp/replay_1", "bind": True}
+
+
 def test_workers_share_the_cores_of_a_system_that_tells_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)

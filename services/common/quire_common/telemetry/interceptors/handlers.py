@@ -13,9 +13,10 @@ Wrap = Callable[[Any], Any]
 
 
 def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap, *, streamed: bool = False) -> Any:
-    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. A single
-    request that cannot be read reaches the behaviour as `Unreadable`; a stream of requests raises InvalidArgument at
-    it. `streamed`: a behaviour of one request gets the stream that the request comes by."""
+    """Return the handler with its behaviour wrapped by `unary` or `streaming`, after the kind of its response. If a
+    single request cannot be read, the wrapper is called with `Unreadable` in its place; a stream of requests raises
+    InvalidArgument where the request would be. `streamed`: for a behaviour of one request, the wrapper is called with
+    the stream by which the request comes, and reads it."""
     codecs = {
         "request_deserializer": tolerant(handler.request_deserializer),
         "response_serializer": handler.response_serializer,

@@ -151,9 +151,9 @@ class RunLoop:
             session.close(_stopped())
 
     def _main(self) -> None:
-        """Run the engine and handle the inbox, on the model thread, until `close`. An exception ends the loop; it is
-        logged and passed to `on_fatal`. At the end, the session and all sessions still in the inbox are closed with
-        WORKER_STOPPED, and the worker counts as vacant."""
+        """Run the engine and handle the inbox, on the model thread, until `close`. Errors of a step or a Grant end only
+        the session. Any other exception ends the loop; it is logged and passed to `on_fatal`. At the end, the session
+        and all sessions still in the inbox are closed with WORKER_STOPPED, and the worker counts as vacant."""
         try:
             while self._drain_inbox(wait=self._run_once()):
                 pass
