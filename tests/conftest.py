@@ -23,9 +23,11 @@ _TESTS = Path(__file__).parent
 pytest.register_assert_rewrite(*(f"tests.{entry.stem}" for entry in _TESTS.iterdir()))
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
+# The longest folders first. One file compiles the CPU's kernels, which all processes of the run share. Meanwhile the
+# other processes have tests that do not need them; kernels that two need at once are compiled by both.
 _LONG = (
-    "exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels", "model", "worker", "scheduler",
-    "tokenizer", "test_house_rules.py",
+    "test_free_running.py", "stack", "exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels",
+    "model", "worker", "scheduler", "tokenizer", "test_house_rules.py",
 )  # fmt: skip
 
 
@@ -43,9 +45,9 @@ def pytest_collection_finish() -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    """The place of the outermost folder that has one, or else of the file."""
+    """The first place that the file or one of its folders has."""
     names = item.path.relative_to(_TESTS).parts
-    return next((_LONG.index(name) for name in names if name in _LONG), len(_LONG))
+    return min((_LONG.index(name) for name in names if name in _LONG), default=len(_LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)
