@@ -184,7 +184,7 @@ class Rates:
         """Count the steps and tokens of a Report that came at `now`. Earlier counts are reduced first, the more the
         longer ago the last Report came; `horizon_s` after it, nothing is left of them. The first Report of all, and the
         first after `idle`, is not counted and reduces nothing: it only sets the time from which the next one is
-        measured."""
+        measured. So counts from before an idle time stay in full, however long that time was."""
         if self._last_s:
             span = max(now - self._last_s, 0.0)
             keep = max(0.0, 1.0 - span / self._horizon_s)
