@@ -64,9 +64,10 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Co
 
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
-    """Make the conversation from checked fields, with `system` first. If the last message is the assistant's, the model
-    continues that message, which Anthropic calls prefill. Raises InvalidArgument for an empty or malformed list of
-    messages, and Unsupported for blocks such as images, and for tools that a server runs."""
+    """Make the conversation, with its tools, from fields whose types are checked, with `system` first. If the last
+    message is the assistant's, the model continues that message, which Anthropic calls prefill. Raises InvalidArgument
+    for an empty or malformed list of messages, a malformed `system`, and malformed tools or `tool_choice`; and
+    Unsupported for blocks such as images, and for tools that a server runs."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
