@@ -184,7 +184,7 @@ SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(4, 
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", deep_after(1, [HeadShape(4, 2, 24, 0.3), *SHAPES]))
+@pytest.mark.parametrize("shape", deep_after(4 if ON_GPU else 1, [HeadShape(4, 2, 24, 0.3), *SHAPES]))
 @pytest.mark.parametrize("normed", ["before", "after", ""])
 @pytest.mark.parametrize(("many", "rope"), [(1, ROPE), (1000, ROPE), (1000, None)])
 def test_rope_and_page_write(
