@@ -107,6 +107,15 @@ async def test_continuous_usage_counts_every_token() -> None:
         assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 4
 
 
+async def test_no_chunk_counts_tokens_if_none_are_generated() -> None:
+    async with router_rig() as rig:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        response = await rig.complete("ab", max_tokens=0, echo=True, stream=True, stream_options=options)
+        content, *_, closing = (event["usage"] for event in events(response.text))
+        assert content["completion_tokens"] == closing["completion_tokens"] == 0
+        assert content["total_tokens"] == closing["total_tokens"] == 2
+
+
 async def test_role_chunk_counts_no_tokens() -> None:
     async with router_rig() as rig:
         options = {"include_usage": True, "continuous_usage_stats": True}

@@ -81,11 +81,12 @@ class FrameParts:
         """Return the member `usage` of a chunk, with a comma before it. With continuous usage, the member counts the
         choice's tokens that the tokenizer has confirmed by now. Without, the member is null if the last chunk of the
         stream has usage, and the result is empty otherwise. `opening`: the chunk comes before all tokens, so it counts
-        none."""
+        none; a `prompt_only` job has none in any chunk."""
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.sequences[index]
-        prompt, output = len(choice.spec.prompt_ids), 0 if opening else choice.text.confirmed
+        counts_none = opening or self.generation.job.prompt_only
+        prompt, output = len(choice.spec.prompt_ids), 0 if counts_none else choice.text.confirmed
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
             prompt,
             output,
