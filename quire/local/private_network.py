@@ -155,7 +155,7 @@ def _find(tool: str) -> str:
 
 def _new_namespace() -> int:
     """Make an empty network namespace, and return its descriptor. A separate thread makes it, since each thread has its
-    own namespaces. Raises FailedPrecondition if the kernel refuses."""
+    own namespaces. Raises FailedPrecondition if the kernel refuses to make or to open it."""
     made: list[int] = []
     thread = threading.Thread(target=_unshare, args=(made,), name="namespace")
     thread.start()
@@ -175,4 +175,7 @@ def _unshare(made: list[int]) -> None:
     if libc.unshare(_CLONE_NEWNET) != 0:
         made.append(-ctypes.get_errno())
         return
-    made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:  # no /proc is mounted, or this process has too many files open
+        made.append(-(error.errno or errno.EIO))

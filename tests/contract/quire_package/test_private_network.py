@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -104,6 +105,19 @@ def test_no_descriptor_stays_where_a_later_namespace_is_refused(monkeypatch: pyt
     for descriptor in made:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+def test_a_namespace_without_a_descriptor_is_refused_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_files(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(private_network, "_CLONE_NEWNET", 0)  # makes no namespace, and needs no privilege
+    monkeypatch.setattr(private_network, "_find", lambda tool: tool)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_files)
+        with pytest.raises(FailedPrecondition, match="refused: Too many open files") as raised:
+            PrivateNetwork(["a"])
+    assert raised.value.code == "NO_NAMESPACES"
 
 
 def test_who_may_not_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
