@@ -186,6 +186,21 @@ def test_a_start_removes_what_is_broken_and_leaves_what_is_not_ours(tmp_path: Pa
         assert not half.exists() and all(file.read_text() == "not a page" for file in foreign)
 
 
+def test_a_copy_of_a_page_in_another_folder_is_removed_and_the_page_stays(tmp_path: Path) -> None:
+    with tiered(disk=tmp_path) as store:
+        put(store, A)
+        written(store, 8)
+    file = path(tmp_path, 0)
+    copy = tmp_path / ("00" if file.parent.name != "00" else "01") / file.name
+    copy.parent.mkdir()
+    shutil.copy2(file, copy)
+    with tiered(disk=tmp_path) as store:
+        disk = tier(store, "disk")
+        assert (disk.pages, disk.figures.corrupt, disk.figures.foreign) == (8, 1, 0)
+        assert file.is_file() and not copy.exists()
+        assert found(store, A) == (8, "disk")
+
+
 class BrokenWrites:
     """os.pwritev that refuses on command."""
 

@@ -20,6 +20,7 @@ import re
 import stat
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.pages import HEADER_BYTES, PageCorrupt, PageHeader
@@ -27,7 +28,6 @@ from quire_kvstore.tiers.aligned import BLOCK_BYTES, AlignedBuffers, copy_bytes,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from quire_common.pages import PageKey
 
@@ -131,7 +131,7 @@ class DiskFiles:
 
     def scan(self, figures: ScanFigures) -> list[FoundPage]:
         """Return all pages by their headers, the most recently used one last; bodies are not read. Temporary files are
-        removed, and so are page files that are lost, or whose header is damaged or does not fit their name or length.
+        removed, and so are page files that are lost, or whose header is damaged or does not fit their place or length.
         Files that cannot be read for another reason, such as too many open files, stay, and so do files that are none
         of ours. `figures` counts the removed files, also those that could not be removed, the unread ones, and the
         foreign ones (a foreign folder as one). Raises OSError if a folder cannot be listed."""
@@ -205,7 +205,7 @@ class DiskFiles:
 
     def _read_header(self, entry: os.DirEntry[str]) -> FoundPage | None:
         """Return the page that the file's header describes; None if the file is lost, the header is damaged, or the
-        file's name or length is another. Raises OSError for an error that says nothing about the page."""
+        page has another place or length. Raises OSError for an error that says nothing about the page."""
         try:
             # O_NONBLOCK for a pipe that has come into the file's place since it was listed; `pread` refuses it.
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -221,7 +221,7 @@ class DiskFiles:
                 raise
             return None
         size = HEADER_BYTES + header.length
-        if status.st_size != whole_blocks(size) or self.path(header.key).name != entry.name:
+        if status.st_size != whole_blocks(size) or self.path(header.key) != Path(entry.path):
             return None
         return FoundPage(header.key, size, status.st_mtime_ns)
 
