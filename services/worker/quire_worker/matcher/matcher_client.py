@@ -351,10 +351,10 @@ class MatcherClient:
             self._send(pack_open(opened))
 
     def _receive(self, frame: Frame) -> None:
-        """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready; FAILED and TOO_SLOW
-        fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses in a row,
-        `was_just_lost`, and the suspicion of its replay key. Frames for sequences that have left are ignored, of
-        whatever kind. Raises WireError for any other kind, after it has ended the opening."""
+        """Process one frame of the matcher's process. MASKED and OPENED make its sequence ready, unless it has failed;
+        FAILED and TOO_SLOW fail it. All but MASKED end the sequence's opening. OPENED also clears the count of losses
+        in a row, `was_just_lost`, and the suspicion of its replay key. Frames for sequences that have left are ignored,
+        of whatever kind. Raises WireError for any other kind, after it has ended the opening."""
         constraint = self._by_mask_slot.get(frame.subject)
         if constraint is None or constraint.generation != frame.generation:
             return

@@ -108,8 +108,9 @@ class RowConstraint:
 
     def set_open(self, is_open: bool) -> None:
         """Set whether the process has opened the sequence. False: the process is lost, or is to open it again. Either
-        way the sequence is not held any more."""
-        self.is_open, self.is_held = is_open, False
+        way the sequence is not held any more. A sequence that has failed stays closed, since the process may still
+        answer an earlier OPEN."""
+        self.is_open, self.is_held = is_open and self.failure is None, False
 
     def set_held(self, is_held: bool) -> None:
         """Set whether the sequence waits for a mask that a step found missing."""

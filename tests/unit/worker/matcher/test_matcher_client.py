@@ -282,6 +282,19 @@ def test_row_that_is_given_up_before_its_opening_is_not_opened_any_more(monkeypa
     assert opened(matcher) == [first.generation]
 
 
+def test_row_that_has_failed_is_not_ready_if_its_opening_ends_late() -> None:
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])
+    row = open_row(matcher)
+    now_s[0] = SILENT_S + 1.0
+    take_all(matcher)
+    assert row.failure is not None
+    matcher.prompt = True
+    matcher.on_send(matcher.link)  # the process answers OPENED
+    take_all(matcher)
+    assert opened(matcher) == [row.generation] and not row.is_open and not row.is_ready
+
+
 def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     """A sequence waits longer than a process may be silent, and all the time another one gets its masks at once."""
     now_s = [0.0]
