@@ -1,10 +1,13 @@
-"""Items of a response's input become the messages of a conversation."""
+"""Items of a response's input become the messages of a conversation; errors about tools name the fields of this API."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
+
+from quire_common.errors import InvalidArgument
 from quire_router.front.http.responses.parse import parse_response
 from quire_router.front.parameters.request_limits import Limits
 from quire_router.sequences.job import ChatPrompt
@@ -35,3 +38,19 @@ def test_reasoning_and_calls_join_one_message_of_the_assistant_and_nothing_is_lo
         },
         {"role": "tool", "tool_call_id": "c", "content": "sunny"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "names"),
+    [
+        ({"tools": [{"type": "function"}]}, "BAD_TOOL", "tools[0].name is"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": 1}]}, "BAD_TYPE", "tools[0].parameters is"),
+        ({"tool_choice": {"type": "function"}}, "BAD_TOOL_CHOICE", '{"type": "function", "name": ...}'),
+    ],
+)
+def test_errors_about_tools_name_the_fields_of_the_responses_api(fields: dict[str, Any], code: str, names: str) -> None:
+    limits = Limits(max_n=1, max_logprobs=0)
+    with pytest.raises(InvalidArgument) as caught:
+        parse_response({"model": "m", "input": "x", **fields}, limits, timings=False)
+    assert caught.value.code == code
+    assert names in f"{caught.value.message} {caught.value.fix}"

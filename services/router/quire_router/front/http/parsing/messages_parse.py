@@ -11,7 +11,7 @@ from quire_router.front.http.parsing.structured_fields import of_output_format
 from quire_router.front.http.parsing.text_fields import CountRequest
 from quire_router.front.parameters.fields import bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING, THINKING
-from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
+from quire_router.front.parameters.tool_fields import ToolForm, demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _ROLES = ("user", "assistant", "system")
 _THINKING_TYPES = ("enabled", "adaptive", "disabled")
+_TOOLS = ToolForm(
+    {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"},
+    'Send {"type": "auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}.',
+)
 
 
 def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
@@ -78,7 +82,7 @@ def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
     kwargs = values["chat_template_kwargs"]
     return ChatPrompt(
         messages_json=json_text("messages", found),
-        tools_json=tools_of(_tool_values(values)),
+        tools_json=tools_of(_tool_values(values), _TOOLS),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
         add_generation_prompt=not continues,
         continue_final_message=continues,

@@ -14,7 +14,7 @@ from quire_router.front.http.responses.document import echoed_fields
 from quire_router.front.http.responses.output_items import tool_call
 from quire_router.front.parameters.fields import bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
-from quire_router.front.parameters.tool_fields import demanded_calls, parsing_of, tools_of
+from quire_router.front.parameters.tool_fields import ToolForm, demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _FUNCTION = ("name", "description", "parameters", "strict")
+_TOOLS = ToolForm(
+    {member: member for member in _FUNCTION},
+    'Send auto, none, required, or {"type": "function", "name": ...}.',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def _request(values: Mapping[str, Any], messages_json: str, limits: Limits) -> P
     called["tools"] = _tools(values["tools"])
     prompt = ChatPrompt(
         messages_json=messages_json,
-        tools_json=tools_of(called),
+        tools_json=tools_of(called, _TOOLS),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
     )
     with_logprobs = LOGPROBS in values["include"]
