@@ -129,6 +129,8 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
         ({"tools": [{"name": "f", "input_schema": 1}]}, 400, "invalid_request_error", "tools[0].input_schema is"),
         ({"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, 400, "invalid_request_error", "cannot apply"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "required"}}, 400, "invalid_request_error", '"any"'),
+        ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", '{"type": "tool", "name": ...}'),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "no parser for this model"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, 400, "invalid_request_error", "budget_tokens"),

@@ -11,7 +11,7 @@ from quire_router.front.http.parsing.structured_fields import of_output_format
 from quire_router.front.http.parsing.text_fields import CountRequest
 from quire_router.front.parameters.fields import bad_type, check_fields, json_text
 from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, OUTPUT_CONFIG, SAMPLING, THINKING
-from quire_router.front.parameters.tool_fields import ToolForm, demanded_calls, parsing_of, tools_of
+from quire_router.front.parameters.tool_fields import ToolForm, bad_choice, demanded_calls, parsing_of, tools_of
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROLES = ("user", "assistant", "system")
 _THINKING_TYPES = ("enabled", "adaptive", "disabled")
+_CHOICES = ("auto", "any", "none", "tool")
 _TOOLS = ToolForm(
     {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"},
     'Send {"type": "auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}.',
@@ -162,16 +163,21 @@ def _tools(tools: list[Any] | None) -> list[Any]:
 
 
 def _tool_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `tools` and `tool_choice` of a body in OpenAI's form. Raises the errors of `_tools`."""
+    """Return the fields `tools` and `tool_choice` of a body in OpenAI's form. Raises the errors of `_tools`
+    and `_choice`."""
     return {"tools": _tools(values["tools"]), "tool_choice": _choice(values["tool_choice"])}
 
 
 def _choice(choice: Mapping[str, Any] | None) -> Any:
     """Return OpenAI's value for Anthropic's tool_choice: `required` for `any`, a function for a single tool, other
-    types unchanged; `auto` without a choice."""
-    kind = (choice or {}).get("type", "auto")
-    if kind == "tool" and choice is not None:
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    types unchanged; `auto` without a choice or a type. Raises InvalidArgument for another type, and for the type `tool`
+    without a name."""
+    choice = choice or {}
+    kind, name = choice.get("type", "auto"), choice.get("name")
+    if kind not in _CHOICES or (kind == "tool" and not (isinstance(name, str) and name)):
+        raise bad_choice(choice, _TOOLS)
+    if kind == "tool":
+        return {"type": "function", "function": {"name": name}}
     return "required" if kind == "any" else kind
 
 
