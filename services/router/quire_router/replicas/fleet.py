@@ -51,6 +51,8 @@ class Fleet:
         self._lost = lost
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # The tasks of dropped replicas, until they end.
+        self._ending: set[asyncio.Task[None]] = set()
         self._models: dict[str, ModelInfo] = {}
         self._by_row: dict[int, Replica] = {}
 
@@ -65,7 +67,10 @@ class Fleet:
                 log.info("scheduler left", instance=instance)
                 del self.replicas[instance], self._by_row[replica.row.row]
                 replica.row.drop()
-                self._tasks.pop(instance).cancel()
+                task = self._tasks.pop(instance)
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+                task.cancel()
                 if replica.model is not None and (same := self._running(replica.model.name)):
                     self._remember(same[-1])
         for instance, endpoint in wanted.items():
@@ -131,8 +136,8 @@ class Fleet:
         return any(replica.accepts for replica in self.replicas.values())
 
     async def close(self) -> None:
-        """Cancel the tasks of all replicas, and wait for their end."""
-        tasks = list(self._tasks.values())
+        """Cancel the tasks of all replicas, and wait for their end, also for those of replicas that were dropped."""
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -51,6 +51,8 @@ class TokenizerPool:
         self.peers: dict[str, TokenizerLink] = {}
         self._config = config
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # The tasks of dropped tokenizers, until they end.
+        self._ending: set[asyncio.Task[None]] = set()
         self._changed = changed
         self._news = asyncio.Event()
         self._turn = 0
@@ -72,7 +74,10 @@ class TokenizerPool:
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
                 self.peers.pop(instance).suspect()
-                self._tasks.pop(instance).cancel()
+                task = self._tasks.pop(instance)
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+                task.cancel()
         for instance, endpoint in wanted.items():
             if instance not in self.peers:
                 peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
@@ -200,8 +205,9 @@ class TokenizerPool:
             call.cancel()
 
     async def close(self) -> None:
-        """Cancel the tasks of all tokenizers, and wait for their end."""
-        tasks = list(self._tasks.values())
+        """Cancel the tasks of all tokenizers, and wait for their end, also for those of tokenizers that were
+        dropped."""
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
