@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidArgument, NotFound
+from quire.errors import FailedPrecondition, InvalidArgument, NotFound
 
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -62,13 +62,20 @@ class BatchFile:
 
     def append(self, custom_id: str, answer: dict[str, Any]) -> None:
         """Keep an answer, good or failed, and append it to the output file as one JSON line. A later answer to the same
-        custom_id counts instead of an earlier one. Thread-safe. Raises OSError if the file cannot be written; the
-        answer is kept even so."""
+        custom_id counts instead of an earlier one. Thread-safe. Raises FailedPrecondition if the file cannot be
+        written; the answer is kept even so."""
         line = json.dumps(answer, ensure_ascii=False)
         with self._lock:
             self._answers[custom_id] = line
-            with self._output.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self._output.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:
+                raise FailedPrecondition(
+                    "BATCH_FILE",
+                    f"Cannot write {self._output}: {error.strerror}.",
+                    "Make room for it, or make it writable, and run the command again: it goes on from there.",
+                ) from error
 
     def finish(self) -> None:
         """Write the output file anew, with the answers in the order of the requests."""

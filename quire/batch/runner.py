@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import local
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ def run_batch(
     file. A request without an answer, or with the status 429, 503 or 529, is sent up to `retries` more times. Returns
     the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
     interrupted, the answers so far are kept, requests under way go on, and requests that have not begun are not sent.
-    An answer that cannot be written ends the run in the same way, with its OSError."""
+    An answer that cannot be written ends the run in the same way, at once, with the error of `BatchFile.append`."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
 
@@ -45,8 +45,8 @@ def run_batch(
 
     pool = ThreadPoolExecutor(min(concurrency, max(1, len(todo))), thread_name_prefix="batch")
     try:
-        for done, good in enumerate(pool.map(one, todo), 1):
-            failed += not good
+        for done, answered in enumerate(as_completed([pool.submit(one, request) for request in todo]), 1):
+            failed += not answered.result()
             if sys.stderr.isatty():
                 print(f"\r{done}/{len(todo)}", end="", file=sys.stderr, flush=True)
     finally:

@@ -31,8 +31,9 @@ def run(args: argparse.Namespace) -> int:
     --model, to a stack started for them. Failed answers of an earlier run, and answers to other requests, are removed
     from the file first; at the end, it has all answers in the order of the requests. Print the counts to standard
     error. Returns exit code 0 if every request has its answer, else 1. Raises InvalidArgument for bad numbers or lines
-    or if both files are one, NotFound for an input file that cannot be read or a missing folder of the output, and the
-    errors of `_base_url`, or of finding the model and starting the stack."""
+    or if both files are one, NotFound for an input file that cannot be read or a missing folder of the output,
+    FailedPrecondition for an answer that cannot be written, and the errors of `_base_url`, or of finding the model and
+    starting the stack."""
     from quire.batch.batch_file import BatchFile
     from quire.batch.runner import run_batch
     from quire.errors import InvalidArgument

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.batch.batch_file import BatchFile
-from quire.errors import InvalidArgument, NotFound
+from quire.batch import runner
+from quire.batch.batch_file import BatchFile, BatchRequest
+from quire.errors import FailedPrecondition, InvalidArgument, NotFound
 from tests.fakes.router.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,6 +106,28 @@ def test_separators_within_texts_end_no_line(tmp_path: Path) -> None:
     assert [request.custom_id for request in again.todo()] == ["b"]
     (kept,) = out.read_text().removesuffix("\n").split("\n")
     assert json.loads(kept)["response"]["body"]["text"] == text
+
+
+def test_an_answer_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", line("slow"), line("fast"))
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    (tmp_path / "out").unlink()
+    (tmp_path / "out").mkdir()  # nobody can write to a folder
+    released, ended = threading.Event(), list[str]()
+
+    def send(_: object, request: BatchRequest) -> dict[str, Any]:
+        if request.custom_id == "slow":
+            released.wait(10)
+        ended.append(request.custom_id)
+        return {"response": {"status_code": 200}}
+
+    monkeypatch.setattr(runner._Sender, "send", send)
+    try:
+        with pytest.raises(FailedPrecondition, match=r"Cannot write .*: Is a directory"):
+            runner.run_batch(files, files.todo(), "http://127.0.0.1:1", None, 2, 0)
+        assert ended == ["fast"]
+    finally:
+        released.set()
 
 
 @pytest.mark.parametrize(
