@@ -100,6 +100,14 @@ def test_a_pool_that_is_not_in_the_allocation_is_closed_and_refused(offset: int,
     assert driver.closed == [BASE]
 
 
+@pytest.mark.parametrize("offset", [8, 513])
+def test_a_pool_that_is_not_aligned_is_closed_and_refused(offset: int) -> None:
+    driver = FakeDriver()
+    with pytest.raises(InvalidArgument, match=r"BAD_DESCRIPTOR: .* aligned to 16 bytes"):
+        PeerMemory(memory(offset, PAGE), PAGE, driver)
+    assert driver.closed == [BASE]
+
+
 def test_memory_without_a_known_allocation_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: FakeDriver, address: int) -> tuple[int, int]:
         raise Unavailable("CUDA_DRIVER", "It failed.", "Look at the driver.")

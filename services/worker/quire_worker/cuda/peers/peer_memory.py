@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
+from quire_worker.ops.triton.gather_pages import ALIGNED
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 class PeerMemory:
     """Raises Unavailable where the memory cannot be opened from the current device, InvalidArgument where the
-    descriptor's bytes are not whole pages within the allocation."""
+    descriptor's bytes are not whole pages within the allocation, or are not aligned as `gather_pages` needs them."""
 
     def __init__(self, memory: IpcMemory, page_bytes: int, driver: CudaDriver) -> None:
         self._driver = driver
@@ -27,11 +28,12 @@ class PeerMemory:
         except BaseException:
             self.close()
             raise
-        if self.address + memory.size > base + size or memory.size % page_bytes:
+        if self.address + memory.size > base + size or memory.size % page_bytes or self.address % ALIGNED:
             self.close()
             raise InvalidArgument(
                 "BAD_DESCRIPTOR",
-                f"{memory.size} bytes from {memory.offset} on are no pool of pages in an allocation of {size}.",
+                f"{memory.size} bytes from {memory.offset} on are no pool of pages in an allocation of {size}, "
+                f"aligned to {ALIGNED} bytes.",
                 "Run prefill and decode replicas of one release, with one model.",
             )
 

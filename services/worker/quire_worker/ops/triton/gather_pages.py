@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Int32
 
 _WORD = 4
-_ALIGNED = 16
+ALIGNED = 16
+"""Bytes to which the pages of both pools are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def gather_pages(
     if not pages:
         return
     # Both rows are aligned for wide loads; otherwise Triton would compile another kernel.
-    both = torch.zeros((2, -(-pages // _ALIGNED) * _ALIGNED), dtype=torch.int32, pin_memory=target.is_cuda)
+    both = torch.zeros((2, -(-pages // ALIGNED) * ALIGNED), dtype=torch.int32, pin_memory=target.is_cuda)
     rows = both.numpy()
     rows[0, :pages], rows[1, :pages] = source_page, target_page
     if target.is_cuda:
@@ -56,15 +57,15 @@ def gather_pages(
 
 def compile_gather(target: Tensor) -> None:
     """Compile the kernel for such pages, by a launch that copies nothing. This takes up to some seconds."""
-    _launch(target.data_ptr(), target, torch.zeros((2, _ALIGNED), dtype=torch.int32, device=target.device), 0, DEFAULT)
+    _launch(target.data_ptr(), target, torch.zeros((2, ALIGNED), dtype=torch.int32, device=target.device), 0, DEFAULT)
 
 
 def _launch(source: int, target: Tensor, both: Tensor, pages: int, shape: GatherShape) -> None:
     """Launch the kernel for the first `pages` numbers. `both` int32 [2, at least pages]: page numbers of the source,
     and of the target. Raises ValueError if the pages' size or the address is no multiple of 16 bytes."""
     page_bytes = target.shape[1]
-    if page_bytes % _ALIGNED or source % _ALIGNED:
-        raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")
+    if page_bytes % ALIGNED or source % ALIGNED:
+        raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {ALIGNED}")
     options = {} if INTERPRET.value else {"num_warps": shape.warps}
     gather_pages_kernel[(shape.programs,)](
         source,
