@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -223,6 +225,22 @@ def test_peer_port_address_follows_the_flags() -> None:
             PeerListeners(WorkerConfig(peer_listen=f"127.0.0.1:{port}", peer_transport="tcp"))
         assert error.value.code == "PORT_IN_USE"
         door.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.EADDRINUSE, "PORT_IN_USE"), (errno.EADDRNOTAVAIL, "BAD_VALUE"), (errno.EACCES, "BAD_VALUE")],
+)
+def test_peer_port_that_cannot_be_opened_is_refused_with_the_cause(
+    number: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(peer_listeners, "_listening", refuse)
+    with pytest.raises(ConfigError, match=os.strerror(number)) as error:
+        PeerListeners(WorkerConfig(peer_listen="192.0.2.1:80", peer_transport="tcp"))
+    assert error.value.code == code and error.value.param == "peer_listen"
 
 
 def test_worker_on_all_interfaces_names_its_routes_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ processes of the same host (of the same network namespace) find it.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from typing import TYPE_CHECKING
@@ -152,15 +153,18 @@ class PeerListeners:
 
 def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
     """Make a socket on the address that option `name` gives; `auto`: a free port on the host of --listen. Raises
-    ConfigError PORT_IN_USE if that fails."""
+    ConfigError if that fails: PORT_IN_USE if the port is taken, BAD_VALUE otherwise, such as for an address of another
+    host, or a port that this user may not open."""
     host, port = _place(config, name)
     try:
         return make(host, port, socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        wanted = "another port" if in_use else "an address of this host and a port that this user may open"
         raise ConfigError(
-            "PORT_IN_USE",
-            f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
-            f"Choose another with {_flag(name)} (auto picks a free one, off is none).",
+            "PORT_IN_USE" if in_use else "BAD_VALUE",
+            f"The worker's peer port cannot listen on {join_address(host, port)}: {error.strerror}.",
+            f"Choose {wanted} with {_flag(name)} (auto picks a free port on the host of --listen, off is none).",
             param=name,
         ) from error
 
