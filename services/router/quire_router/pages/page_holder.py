@@ -58,7 +58,7 @@ class PageHolder:
     """`moved` is called with two values when one of them has changed. The first is the number under which the directory
     has the holder's pages; -1: the holder has no pages. The second is the life (boot id) of which the directory has
     every page, as of the last frame; 0: some may be missing. `epoch` and `sequence` are the place at which the stream
-    may resume; None: it cannot."""
+    may resume; if `epoch` is None, it cannot."""
 
     def __init__(self, directory: PageDirectory, moved: Callable[[int, int], None]) -> None:
         self.epoch: Epoch | None = None
@@ -104,7 +104,8 @@ class PageHolder:
         self.epoch = None
 
     def forget(self) -> None:
-        """Drop all pages of the holder, tell `moved` so, and forget where its stream may resume."""
+        """Drop all pages of the holder, tell `moved` so, and forget where its stream may resume: `epoch` becomes None,
+        and `sequence` 0."""
         self.restart()
         self.epoch, self.sequence = None, 0
         self._pages_epoch = None

@@ -178,8 +178,9 @@ class Lifecycle:
 
     def _stop_request(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
         """Have the next Grant stop a started request, and take its slot and pages, which may be reused when that Grant
-        has retired. Without `stores`, or before the first token of the run, none of its pages are stored now. Returns
-        whether the pages were swapped, which `swaps` permits: stored now, and loaded when the request resumes."""
+        has retired. The prefix cache names the full pages that were computed, so other requests may find them. Without
+        `stores`, or before the first token of the run, none of its pages are stored now. Returns whether the pages were
+        swapped, which `swaps` permits: stored now, and loaded when the request resumes."""
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
         # Before the request has sampled a token, nobody knows whether its pages are sound.
