@@ -48,3 +48,40 @@ def test_error_of_a_socket_does_not_end_restarts(monkeypatch: pytest.MonkeyPatch
         "the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None, buffers_while_restarting=True
     )
     await_lost_processes(kind, 3)
+
+
+def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first loss, no descriptor is left."""
+    connect, spawn, calls = ProcessLink._connect, ProcessLink._spawn, list[ProcessLink]()
+    accepted, started = {1: True}, list[int]()
+    enough = threading.Event()
+
+    def fails_once(link: ProcessLink) -> object:
+        calls.append(link)
+        if len(calls) == 2:
+            raise OSError("too many open files")
+        return connect(link)
+
+    def record(link: ProcessLink, socket_fd: int) -> object:
+        started.append(link._incarnation)
+        return spawn(link, socket_fd)
+
+    def on_frames() -> None:
+        """Send a frame to the next process, as the matcher's client sends OPEN."""
+        incarnation = len(accepted) + 1
+        accepted[incarnation] = calls[0].send(incarnation, Frame(ProcessFrameKind.PING))
+        if incarnation == 4:
+            enough.set()
+
+    monkeypatch.setattr(ProcessLink, "_connect", fails_once)
+    monkeypatch.setattr(ProcessLink, "_spawn", record)
+    kind = ProcessKind(
+        "the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None, buffers_while_restarting=True
+    )
+    link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, on_frames, QUICK)
+    try:
+        assert enough.wait(WAIT_S)
+    finally:
+        link.close()
+    assert not accepted[2] and accepted[3]
+    assert started[:2] == [1, 3], "the second incarnation's frames were refused"

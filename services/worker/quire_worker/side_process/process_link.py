@@ -176,7 +176,7 @@ class ProcessLink:
             with self._lock:
                 self._incarnation += 1
             if self._kind.buffers_while_restarting:
-                with suppress(OSError):  # no descriptor is left: the start of the next process tries again
+                with suppress(OSError):  # no descriptor is left: the next incarnation ends without a process
                     self._first = self._connect()
             try:
                 self._kind.on_lost()
@@ -213,7 +213,10 @@ class ProcessLink:
     def _run_process(self) -> str:
         """Run one process from its start to its end. Returns a text with the reason for the end and the exit code.
         If the start fails, or the process sends bytes that are no frame, that error is raised, after the process has
-        been ended."""
+        been ended. Starts none if frames should have been buffered for it, and its socket could not be made."""
+        if self._first is None and self._kind.buffers_while_restarting:
+            # `send` has refused this incarnation's frames, such as OPEN of the matcher. The next one's are accepted.
+            return "no descriptor was left for its socket"
         (ours, theirs), self._first = self._first or self._connect(), None
         code: int | None = None
         try:
