@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from bench.gpu import choose_products
 from quire_worker.ops.triton import gemm
 from quire_worker.ops.triton.gemm import GemmConfig, Gemv, Shape, Tall
 from quire_worker.ops.triton.gemm_configs import configs_of
-from quire_worker.ops.weight import Weight
+from quire_worker.ops.weight import DenseWeight, Weight
 from tests.gpu.products import Bench, tiny_table
 from tests.kernels.steps.stepping import DEVICE
 
@@ -34,10 +36,26 @@ def test_every_number_of_rows_that_a_way_is_taken_for() -> None:
     assert (found.ways, found.row_counts, found.failed) == (2, 5, []) and found.worst <= 1.0
 
 
+def test_gates_are_checked_with_their_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ups in the place of gates are told of, since silu tells them apart."""
+    right, shape = gemm.gemm, (20, 64)
+
+    def check() -> list[str]:
+        with torch.inference_mode():
+            return Bench({(2, *shape): Gemv(8, 32, 4)}, DEVICE).check(*shape, gated=True).failed
+
+    def swapped(x: Tensor, weight: DenseWeight, *args: Any, **options: Any) -> Tensor:
+        return right(x, DenseWeight(torch.cat([*weight.data.chunk(2)][::-1])), *args, **options)
+
+    assert not check()
+    monkeypatch.setattr(gemm, "gemm", swapped)
+    assert len(check()) == 2
+
+
 def test_rows_that_are_left_out_are_told_of() -> None:
-    """A way of two rows writes no third, whose place holds NaN."""
-    (told,) = failures({(3, *SHAPE): Gemv(8, 32, 4)})
-    assert told.startswith("3 rows by Gemv") and "inf" in told
+    """A way of sixteen rows writes no seventeenth, whose place holds NaN."""
+    (told,) = failures({(17, *SHAPE): Tall(16, 16, 32, 4, 3)})
+    assert told.startswith("17 rows by Tall") and "inf" in told
 
 
 @pytest.mark.parametrize("how", ["a little off", "beside"])

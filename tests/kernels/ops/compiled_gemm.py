@@ -23,10 +23,10 @@ from tests.kernels.ops.compiled import HOPPER
 TYPES = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "y": "*bf16", "rows": "i32", "outputs": "i32"}
 
 
-def compile_way(config: GemmConfig, rows: int, inputs: int) -> int:
-    """Bytes of shared memory."""
+def compile_way(config: GemmConfig, rows: int, inputs: int, *, gated: bool = False) -> int:
+    """Bytes of shared memory. `gated`: with the activation of gates."""
     constants: dict[str, Any] = {"INPUTS": inputs, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-    constants |= {"BIASED": False, "PDL": True}
+    constants |= {"BIASED": False, "GATED": gated, "GELU": False, "PDL": True}
     kernel: Any = gemv_kernel
     if isinstance(config, Gemv):
         constants["M"] = rows
@@ -65,12 +65,15 @@ def compile_gated(config: GatedGemmConfig, inner: int, inputs: int) -> int:
 def main() -> None:
     table = tables.read_configs(Path(tables.__file__).parent / "h200.json")
     seen = set()
-    for (rows, _, inputs), config in table.items():
+    gates = {shape[1:] for shape in tables.gated_configs_of("NVIDIA H200")}
+    for (rows, outputs, inputs), config in table.items():
         kind = (type(config).__name__, getattr(config, "shares", 1) > 1, rows == 1)
-        key = kind if "kinds" in sys.argv else (rows if isinstance(config, Gemv) else 0, inputs, config)
+        key = kind if "kinds" in sys.argv else (rows if isinstance(config, Gemv) else 0, outputs, inputs, config)
         if key not in seen:
             seen.add(key)
             print(config, inputs, compile_way(config, rows, inputs), flush=True)
+            if "kinds" in sys.argv or (outputs, inputs) in gates:
+                print("gated", config, inputs, compile_way(config, rows, inputs, gated=True), flush=True)
     gated = [
         (config, outputs // 2, inputs)
         for (_, outputs, inputs), config in tables.gated_configs_of("NVIDIA H200").items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from bench.gpu import choose_gated
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.triton import gemm
 from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs, gated_gemm
-from quire_worker.ops.triton.gemm import GemmConfigs, Shape
+from quire_worker.ops.triton.gemm import GemmConfig, GemmConfigs, Gemv, Shape, Tall
 from quire_worker.ops.triton.gemm_configs import configs_of, gated_configs_of, gemm_configs_for, read_gated_configs
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
 from tests.kernels.ops.test_triton_ops import DEVICE, PLAIN, TYPES, close, randn
 
 WAY = GatedGemmConfig(32, 16, 32, 4, 3, 2, 5)
+FEW = Tall(16, 16, 16, 4, 3)
 BESIDE = 3
 """Rows of NaN behind what is read and what is written."""
 INNER, INPUTS = 104, 80
@@ -62,27 +64,62 @@ def test_numbers(
     assert bool(y[rows:].isnan().all()) and bool(held[rows:].isnan().all()), "nothing behind the rows is written"
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [
+        (1, Gemv(8, 32, 4)),
+        (2, Gemv(16, 64, 4)),
+        (5, Tall(16, 64, 32, 4, 3)),
+        (7, Tall(16, 16, 16, 4, 3, shares=4)),
+    ],
+)
+def test_numbers_of_few_rows(rows: int, config: GemmConfig, activation: Activation, dtype: torch.dtype) -> None:
+    """By the kernels of plain products. Neither half of a block divides 53 gates."""
+    x, weight = randn(rows, 192, seed=2).to(dtype), (randn(2 * 53, 192) * 0.1).to(dtype)
+    held, y = poisoned(x), poisoned(torch.full((rows, 53), torch.nan, dtype=dtype))
+    made = gemm.gemm(
+        held[:rows],
+        DenseWeight(poisoned(weight)[: 2 * 53]),
+        config,
+        pdl=False,
+        out=y[:rows],
+        activation="silu" if activation == "silu" else "gelu_tanh",
+    )
+    assert made.data_ptr() == y.data_ptr() and close(y[:rows], reference(x, weight, activation))
+    assert bool(y[rows:].isnan().all()), "nothing behind the rows is written"
+
+
 class TestOps:
-    """`TritonOps.gated_linear`, with a table that has ways from eight rows on."""
+    """`TritonOps.gated_linear`, with tables that have ways up to three rows, and from eight rows on."""
 
     weight = randn(2 * INNER, INPUTS) * INPUTS**-0.5
 
     @pytest.fixture
-    def taken(self, monkeypatch: pytest.MonkeyPatch) -> list[GatedGemmConfig]:
+    def taken(self, monkeypatch: pytest.MonkeyPatch) -> list[GatedGemmConfig | GemmConfig]:
         """Ways in which the one kernel was launched."""
-        seen: list[GatedGemmConfig] = []
+        seen: list[GatedGemmConfig | GemmConfig] = []
 
         def counted(x: Tensor, weight: Tensor, config: GatedGemmConfig, pdl: bool, *, gelu: bool) -> Tensor:
             seen.append(config)
             return gated_gemm(x, weight, config, pdl, gelu=gelu)
 
+        def counted_few(x: Tensor, weight: DenseWeight, config: GemmConfig, *args: Any, **options: Any) -> Tensor:
+            if "activation" in options:
+                seen.append(config)
+            return few_rows(x, weight, config, *args, **options)
+
+        few_rows = gemm.gemm
         monkeypatch.setattr(gemm, "gated_gemm", counted)
+        monkeypatch.setattr(gemm, "gemm", counted_few)
         return seen
 
     def holds(self, rows: int, activation: Activation, *, even: bool = False, biased: bool = False) -> bool:
         """Whether what comes out is right."""
         table: dict[Shape, GatedGemmConfig | None] = {(8, 2 * INNER, INPUTS): WAY, (32, 2 * INNER, INPUTS): None}
-        ops = TritonOps(PLAIN, DEVICE, GemmConfigs({}, table, batch_invariant=even))
+        few = {(3, 2 * INNER, INPUTS): FEW}
+        ops = TritonOps(PLAIN, DEVICE, GemmConfigs(few, table, batch_invariant=even))
         x, bias = randn(rows, INPUTS, seed=2), randn(2 * INNER, seed=3) if biased else torch.zeros(2 * INNER)
         weight = DenseWeight(self.weight.to(DEVICE), bias.to(DEVICE) if biased else None)
         gate, up = functional.linear(x, self.weight, bias).chunk(2, dim=-1)
@@ -90,22 +127,24 @@ class TestOps:
         return close(ops.gated_linear(x.to(DEVICE), weight, activation), wanted)
 
     @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-    @pytest.mark.parametrize("rows", [8, 31])
-    def test_one_kernel(self, rows: int, activation: Activation, taken: list[GatedGemmConfig]) -> None:
-        assert self.holds(rows, activation) and taken == [WAY]
+    @pytest.mark.parametrize(("rows", "way"), [(1, FEW), (3, FEW), (8, WAY), (31, WAY)])
+    def test_one_kernel(
+        self, rows: int, way: GatedGemmConfig | GemmConfig, activation: Activation, taken: list[object]
+    ) -> None:
+        assert self.holds(rows, activation) and taken == [way]
 
     @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-    @pytest.mark.parametrize("rows", [7, 32])
-    def test_few_rows_and_no_way_are_apart(
-        self, rows: int, activation: Activation, taken: list[GatedGemmConfig]
-    ) -> None:
+    @pytest.mark.parametrize("rows", [4, 7, 32])
+    def test_rows_that_have_no_way_are_apart(self, rows: int, activation: Activation, taken: list[object]) -> None:
         assert self.holds(rows, activation) and not taken
 
-    def test_a_bias_is_apart(self, taken: list[GatedGemmConfig]) -> None:
-        assert self.holds(9, "silu", biased=True) and not taken
+    @pytest.mark.parametrize("rows", [2, 9])
+    def test_a_bias_is_apart(self, rows: int, taken: list[object]) -> None:
+        assert self.holds(rows, "silu", biased=True) and not taken
 
-    def test_even_products_are_apart(self, taken: list[GatedGemmConfig]) -> None:
-        assert self.holds(9, "silu", even=True) and not taken
+    @pytest.mark.parametrize("rows", [2, 9])
+    def test_even_products_are_apart(self, rows: int, taken: list[object]) -> None:
+        assert self.holds(rows, "silu", even=True) and not taken
 
 
 def test_rows_take_the_way_of_the_largest_that_is_not_above() -> None:
@@ -138,3 +177,9 @@ def test_products_of_a_device_have_both_tables(monkeypatch: pytest.MonkeyPatch) 
     assert wanted is not None and known.gated_gemm(x, weight, pdl=False, gelu=False) == wanted
     for without in (gemm_configs_for("NVIDIA H200", batch_invariant=True), gemm_configs_for("nobody's")):
         assert without.gated_gemm(x, weight, pdl=False, gelu=False) is None
+    monkeypatch.setattr(gemm, "gemm", lambda x, weight, config, pdl, *, activation: (config, activation))
+    few: object = (
+        known.gated_gemm(x[:64], weight, pdl=False, gelu=True),
+        known.gated_gemm(x[:65], weight, False, gelu=True),
+    )
+    assert few == ((configs_of("NVIDIA H200")[64, 6144, 1024], "gelu_tanh"), None)

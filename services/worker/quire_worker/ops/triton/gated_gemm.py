@@ -1,5 +1,5 @@
-"""Gated linear layers: activation(x @ gates.T) * (x @ ups.T) in one kernel, for the shapes at which one kernel was
-measured to be faster.
+"""Gated linear layers with many rows: activation(x @ gates.T) * (x @ ups.T) in one kernel, for the shapes at which one
+kernel was measured to be faster. Those with few rows are in gemm.py.
 
 As with plain linear layers, a kernel config is a value. The table from shapes to configs is data, made by
 `bench/gpu/choose_gated.py`.
@@ -33,7 +33,7 @@ class GatedGemmConfig:
 
 class GatedGemmConfigs:
     """The kernel configs of one device. A number of rows uses the config of the largest number in the table that is not
-    above it. If there is none, or that entry has no config, the linear layer and the activation run as two kernels."""
+    above it, if there is one, and that entry has a config."""
 
     def __init__(self, table: Mapping[tuple[int, int, int], GatedGemmConfig | None]) -> None:
         """The table's keys are (rows, outputs, inputs)."""
@@ -43,7 +43,7 @@ class GatedGemmConfigs:
 
     def config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | None:
         """Return the config of the largest number of rows in the table that is not above `rows`, for a weight [outputs,
-        inputs]. None: run two kernels. The outputs are the gates and the ups, one half each."""
+        inputs]; None if it has none. The outputs are the gates and the ups, one half each."""
         for least, config in self._configs.get((outputs, inputs), ()):
             if least <= rows:
                 return config

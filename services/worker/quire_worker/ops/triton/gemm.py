@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as functional
@@ -16,7 +17,7 @@ from torch import Tensor
 from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs, gated_gemm
 from quire_worker.ops.triton.kernels.batch_invariant_gemm import batch_invariant_gemm_kernel
 from quire_worker.ops.triton.kernels.gemm import gemv_kernel, split_k_gemm_kernel, tall_gemm_kernel
-from quire_worker.ops.triton.launch import options
+from quire_worker.ops.triton.launch import empty_like_rows, options
 from quire_worker.ops.weight import DenseWeight, Weight, as_dense
 
 
@@ -46,6 +47,7 @@ class Tall:
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
 GemmConfig = Gemv | Tall
+GatedActivation = Literal["silu", "gelu_tanh"]
 Shape = tuple[int, int, int]
 """(rows of x, outputs, inputs)."""
 
@@ -92,13 +94,17 @@ class GemmConfigs:
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
         inputs]. The activation is gelu in its tanh form with `gelu`, else silu. `pdl`: see launch.py. Raises TypeError
-        unless the weight is dense. Returns None if the caller must run a GEMM and an activation: without a config for
-        the shape, with a bias, or if batch-invariant."""
+        unless the weight is dense. Returns None if the caller must run a GEMM and an activation: with a bias, if
+        batch-invariant, or if neither table has a config for the shape."""
         weight = as_dense(weight)
         if self.batch_invariant or weight.bias is not None:
             return None
-        config = self._gated.config_for(x.shape[0], *weight.data.shape)
-        return None if config is None else gated_gemm(x, weight.data, config, pdl, gelu=gelu)
+        shape = x.shape[0], *weight.data.shape
+        many = self._gated.config_for(*shape)
+        if many is not None:
+            return gated_gemm(x, weight.data, many, pdl, gelu=gelu)
+        few = self.config_for(*shape)
+        return None if few is None else gemm(x, weight, few, pdl, activation="gelu_tanh" if gelu else "silu")
 
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
@@ -145,45 +151,39 @@ def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor 
     return y
 
 
-def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor | None = None) -> Tensor:
+def gemm(
+    x: Tensor,
+    weight: DenseWeight,
+    config: GemmConfig,
+    pdl: bool,
+    out: Tensor | None = None,
+    *,
+    activation: GatedActivation | None = None,
+) -> Tensor:
     """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. R must be at most
-    2 for a Gemv, and at most `columns` for a Tall. The result is written to `out` if given. `pdl`: see launch.py."""
+    2 for a Gemv, and at most `columns` for a Tall. With an activation, the outputs are gates and then ups, and the
+    result is activation(gates) * ups, [R, outputs / 2]; the weight must have no bias. The result is written to `out` if
+    given. `pdl`: see launch.py."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
-    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
-    bias = weight.data if weight.bias is None else weight.bias
-    biased = weight.bias is not None
-    if isinstance(config, Gemv):
-        gemv_kernel[(-(-outputs // config.block_n),)](
-            x,
-            weight.data,
-            bias,
-            y,
-            outputs,
-            INPUTS=inputs,
-            M=rows,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            BIASED=biased,
-            **options(pdl, num_warps=config.warps),
-        )
-        return y
-    kernel = tall_gemm_kernel if config.shares == 1 else split_k_gemm_kernel
-    shares = {} if config.shares == 1 else {"SHARES": config.shares}
-    kernel[(-(-outputs // config.block_n),)](
-        x,
-        weight.data,
-        bias,
-        y,
-        rows,
-        outputs,
-        INPUTS=inputs,
-        M=config.columns,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        BIASED=biased,
-        STAGES=config.stages,
-        **shares,
+    y = empty_like_rows(x, outputs if activation is None else outputs // 2) if out is None else out
+    constants: dict[str, Any] = {
+        "INPUTS": inputs,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "BIASED": weight.bias is not None,
+        "GATED": activation is not None,
+        "GELU": activation == "gelu_tanh",
         **options(pdl, num_warps=config.warps),
-    )
+    }
+    tensors = x, weight.data, weight.data if weight.bias is None else weight.bias, y
+    grid = (-(-outputs // config.block_n),)
+    if isinstance(config, Gemv):
+        gemv_kernel[grid](*tensors, outputs, M=rows, **constants)
+        return y
+    constants |= {"M": config.columns, "STAGES": config.stages}
+    if config.shares == 1:
+        tall_gemm_kernel[grid](*tensors, rows, outputs, **constants)
+    else:
+        split_k_gemm_kernel[grid](*tensors, rows, outputs, SHARES=config.shares, **constants)
     return y

@@ -201,7 +201,7 @@ class TritonOps:
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """Compute activation(first half) * second half of the linear layer's outputs, [R, I]: by one kernel for silu or
-        gelu_tanh, if the table has a config, the weight has no bias and `batch_invariant` is off; else by a GEMM and an
+        gelu_tanh, if a table has a config, the weight has no bias and `batch_invariant` is off; else by a GEMM and an
         activation."""
         whole = None
         if activation in _KERNEL_ACTIVATIONS:

@@ -24,7 +24,8 @@ def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> Gemm
 
 def gated_configs_of(device_name: str) -> dict[Shape, GatedGemmConfig | None]:
     """Return the kernel configs of gated linear layers that were measured on a device, by (least rows, outputs,
-    inputs); empty for a device without measurements. None: the linear layer and the activation run as two kernels.
+    inputs); empty for a device without measurements. None: from so many rows on, two kernels are faster, one for the
+    linear layer and one for the activation.
     """
     file = _GATED_FILES.get(device_name)
     return {} if file is None else read_gated_configs(_FOLDER / file)
