@@ -70,23 +70,32 @@ def load_configured(
     show: Callable[[StepDecoder[Any], Tensor], None] = _nobody,
 ) -> ServedModel:
     """Import torch, set its number of threads (--torch-threads, else the usable cores at most), and load the configured
-    model. Unless --load-format is dummy, weight files are read ahead while torch is imported. The model goes on a GPU
-    if --device is cuda, or auto and torch finds one; else on the CPU. Before the weights, the logits processors and the
-    model's sampling defaults are loaded; at the end, another process may test whether grammars can be applied.
-    `progress` gets each phase's name, bytes done and bytes in all (0 and 0 if it has no size). `show` is called with
-    the decoder and its pages (as in Ops.plan), before any device is made. Raises ConfigError for a setting, file or
-    machine that does not fit, Unsupported for a model or option that Quire does not have."""
+    model. Meanwhile its weight files are read ahead, unless --load-format is dummy. The model goes on a GPU if --device
+    is cuda, or auto and torch finds one; else on the CPU. Before the weights, the logits processors and the model's
+    sampling defaults are loaded; at the end, another process may test whether grammars can be applied. `progress` gets
+    each phase's name, bytes done and bytes in all (0 and 0 if it has no size). `show` is called with the decoder and
+    its pages (as in Ops.plan), before any device is made. Raises ConfigError for a setting, file or machine that does
+    not fit, Unsupported for a model or option that Quire does not have."""
     _check(config)
+    with contextlib.nullcontext() if config.load_format == "dummy" else read_ahead(Path(config.model)):
+        return _load(config, progress, show)
+
+
+def _load(
+    config: WorkerConfig,
+    progress: Callable[[str, int, int], None],
+    show: Callable[[StepDecoder[Any], Tensor], None],
+) -> ServedModel:
+    """Import torch and load the model, as `load_configured` says."""
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
-    with contextlib.nullcontext() if config.load_format == "dummy" else read_ahead(Path(config.model)):
-        import torch
+    import torch
 
-        from quire_worker.loading import LoadFormat, LoadOptions, ModelImpl, Quantize, load_model
+    from quire_worker.loading import LoadFormat, LoadOptions, ModelImpl, Quantize, load_model
 
-        # torch's own choice follows affinity, and knows no quota.
-        torch.set_num_threads(config.torch_threads or min(torch.get_num_threads(), usable_cores()))
-        on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    # torch's own choice follows affinity, and knows no quota.
+    torch.set_num_threads(config.torch_threads or min(torch.get_num_threads(), usable_cores()))
+    on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     options = LoadOptions(
         load_format=cast("LoadFormat", config.load_format),
         model_impl=cast("ModelImpl", _IMPLEMENTATIONS.get(config.model_impl, config.model_impl)),

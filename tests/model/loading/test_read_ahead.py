@@ -1,4 +1,4 @@
-"""Weight files are read into the page cache while the worker imports torch."""
+"""Weight files are read into the page cache while the worker imports torch and loads the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire_worker import model_source
+from quire_worker import loading, model_source
 from quire_worker.config import WorkerConfig
 from quire_worker.weights import read_ahead as reader
 from quire_worker.weights.read_ahead import PIECE_BYTES, is_cached, read_ahead
@@ -162,21 +162,27 @@ def test_reading_ends_with_the_context(tmp_path: Path, fails: bool) -> None:
 def test_a_worker_reads_ahead_unless_its_weights_are_random(
     monkeypatch: pytest.MonkeyPatch, load_format: str, expected: list[Path]
 ) -> None:
-    seen = []
+    """It reads until the model is loaded."""
+    seen, reading = list[Path](), list[Path]()
 
     @contextlib.contextmanager
     def record(model: Path) -> Iterator[None]:
         seen.append(model)
-        yield
+        reading.append(model)
+        try:
+            yield
+        finally:
+            reading.clear()
 
     def stop(*_: object) -> None:
-        """Called after the import of torch, and before anything is loaded."""
+        """Called when the weights are to be loaded."""
+        assert reading == expected
         raise InterruptedError
 
     monkeypatch.setattr(model_source, "read_ahead", record)
-    monkeypatch.setattr(model_source, "load_processors", stop)
+    monkeypatch.setattr(loading, "load_model", stop)
     with pytest.raises(InterruptedError):
         threads = torch.get_num_threads()  # which stay as they are
-        config = WorkerConfig(model=str(DEMO), load_format=load_format, torch_threads=threads)
+        config = WorkerConfig(model=str(DEMO), device="cpu", load_format=load_format, torch_threads=threads)
         model_source.load_configured(config, lambda *_: None)
-    assert seen == expected
+    assert (seen, reading) == (expected, [])

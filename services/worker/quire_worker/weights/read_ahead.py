@@ -1,7 +1,7 @@
-"""read_ahead: reads a model's weight files into the operating system's page cache while the worker imports torch.
+"""read_ahead: reads a model's weight files into the operating system's page cache while the worker starts.
 
-The import takes seconds, during which the disk would otherwise be mostly idle. After the import, the loader finds the
-first gigabytes in memory.
+The worker imports torch and starts the GPU before it loads weights. This takes seconds, during which the disk would
+otherwise be idle. The loader then finds the first gigabytes in memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from quire_worker.threads.cores import usable_cores
 
 # Some reads at a time, of a size that keeps a disk busy, and not more threads than the import leaves cores.
-_THREADS = 4
+_THREADS = 8
 PIECE_BYTES = 8 << 20
-# More than a disk reads during the import. A container with less memory would evict what the loader needs first.
+# More than a disk reads before the loader begins. A container with less memory would evict what the loader needs first.
 _MOST_BYTES = 8 << 30
 # Hugging Face's names of weight files, whole or in shards. The loader does not read copies under other names, such as
 # consolidated.safetensors.
