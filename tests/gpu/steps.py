@@ -20,12 +20,12 @@ import torch
 from bench.gpu.record import Recorder
 from quire_worker.config import CUDA_SEQUENCES
 from quire_worker.cuda.load import step_tokens
-from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, fine_sizes, graph_sizes, pieced_sizes
 from quire_worker.ops.triton.fresh_attention import PIECE
 from tests.gpu.check_model import CheckModel
 from tests.gpu.step_check import StepCheck
 
-_MASKED = 60
+_MASKED, _FINE = 60, 40
 _PAGES, _TINY_PAGES = 2560, 64
 _STEP, _LARGE_STEP = step_tokens(16 << 30), step_tokens(1 << 30)
 """Most prefill tokens of a step of a large model and of a small one, unless somebody says."""
@@ -69,15 +69,17 @@ def _check_samples(check: StepCheck, samples: _Samples) -> None:
 
 
 def padded_sizes() -> dict[str, list[StepSize]]:
-    """Those that steps are padded to, whatever the largest step may be, by what rows may ask; of those with masks some,
-    since their kernels are the same."""
+    """Those that steps are padded to, whatever the largest step may be, by what rows may ask; of those with masks, and
+    of fine sizes, some, since their kernels are the same."""
     sizes = [size for size in graph_sizes(CUDA_SEQUENCES, _STEP) if size.rows <= MOST_PADDED_ROWS]
     masked = [replace(size, masked=True) for size in sizes]
+    fine = fine_sizes(CUDA_SEQUENCES, _STEP)
     return {
         "plain": [size for size in sizes if not size.filtered],
         "with filters": [size for size in sizes if size.filtered and not size.controlled],
         "with controls": [size for size in sizes if size.controlled],
         "with masks": some(masked, _MASKED),
+        "of fine sizes": some(fine, _FINE),
     }
 
 

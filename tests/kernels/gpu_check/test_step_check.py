@@ -193,7 +193,7 @@ def test_stage_one_goes_up_to_the_largest_steps(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(steps, "CheckModel", lambda *_: None)
     steps.run(Recorder(1, "a machine"), tiny=False)
     padded = {name: sizes for name, sizes in checked.items() if name.startswith("steps of all padded sizes, ")}
-    assert len(padded) == 4 and sum(map(len, padded.values())) > 300
+    assert len(padded) == 5 and sum(map(len, padded.values())) > 300
     masked = padded["steps of all padded sizes, with masks"]
     assert {(size.filtered, size.controlled) for size in masked} == {(False, False), (True, False), (True, True)}
     assert {size.masked for size in masked} == {True} and any(size.rows for size in masked)

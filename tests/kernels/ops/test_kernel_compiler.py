@@ -22,7 +22,7 @@ from bench.gpu.host import Driver
 from quire_worker.cuda import kernel_compiler
 from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
 from quire_worker.cuda.step_layout import Tiling
-from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+from quire_worker.cuda.step_size import StepSize, fine_sizes, graph_sizes, kernel_sizes
 from quire_worker.ops.triton import kernels as kernel_package
 from quire_worker.ops.triton import triton_ops
 from quire_worker.ops.triton.gated_gemm import GatedGemmConfigs
@@ -143,7 +143,7 @@ from bench.gpu import host as gpu_host
 from quire_worker.cuda.kernel_compiler import compile_together, go_through
 from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+from quire_worker.cuda.step_size import StepSize, fine_sizes, graph_sizes, kernel_sizes
 from quire_worker.ops.triton.fresh_attention import Fresh
 
 gpu_host.stand_in()
@@ -159,7 +159,7 @@ def compile_late(kernel, *how):
 JITFunction._do_compile = compile_late
 # Whole graphs, and steps without one: as many rows, sequences and splits as there happen to be, multiples of 16 or not.
 eager = [StepSize(decodes, rows, 9) for decodes in range(24, 56) for rows in (4500, 4608)]
-for size in (*graph_sizes(40, 2048), *eager):
+for size in (*graph_sizes(40, 2048), *fine_sizes(40, 2048), *eager):
     layout = StepLayout.of(size, tiling)
     layout.pack_nobody(body.uploaded)
     body.launch(layout)
@@ -180,7 +180,8 @@ def test_sizes_of_all_kernels_have_those_of_many_rows(sequences: int, tokens: in
         ways = {(shape, products.config_for(each, *shape)) for each in rows for shape in {known[1:] for known in table}}
         return ways | {each >= triton_ops._MANY_ROWS for each in rows}
 
-    assert kernels(kernel_sizes(sequences, tokens, 32)) == kernels(graph_sizes(sequences, tokens))
+    whole = [*graph_sizes(sequences, tokens), *fine_sizes(sequences, tokens)]
+    assert kernels(kernel_sizes(sequences, tokens, 32)) == kernels(whole)
 
 
 def test_what_a_kernel_does_not_specialize_on_are_parameters_of_it() -> None:

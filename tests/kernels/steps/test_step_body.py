@@ -11,7 +11,7 @@ import torch
 
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, least_that_holds
+from quire_worker.cuda.step_size import StepSize, decode_sizes, fine_sizes, graph_sizes, least_that_holds
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
@@ -99,6 +99,21 @@ def test_sizes() -> None:
     assert advance == [StepSize(1, filtered=True, controlled=True)]
     assert least_that_holds(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
     assert least_that_holds(sizes, StepSize(3, 5000, 2)) is None
+
+
+def test_fine_sizes_lie_between_the_others() -> None:
+    coarse, fine = graph_sizes(256, 8192), fine_sizes(256, 8192)
+    assert len(fine) == len(set(fine)) and not {*coarse} & {*fine} and fine[0] == StepSize(0, 64, 64, filtered=True)
+    for rows in range(1, 4097, 13):
+        found = least_that_holds([*coarse, *fine], StepSize(0, rows, 1))
+        assert found is not None
+        assert found.rows - rows < (64 if rows <= 512 else 128 if rows <= 2048 else 256), rows
+        assert found.rows <= (coarse_size := least_that_holds(coarse, StepSize(0, rows, 1)) or found).rows, coarse_size
+    assert least_that_holds([*coarse, *fine], StepSize(3, 2500, 2)) == StepSize(16, 2560, 64, filtered=True)
+    assert max(size.rows for size in fine_sizes(4, 1000)) == 896 and {size.decodes for size in fine_sizes(4, 1000)} == {
+        0,
+        4,
+    }
 
 
 def test_full_steps_have_graphs_that_waste_little() -> None:

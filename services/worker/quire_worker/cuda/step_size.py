@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _COARSE_STEP = 64
 _MIXED_DECODES = (0, 16, 64, 128, 192, 256, 384)
 _PREFILL_ROWS = (32, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+# Further numbers of rows, so that less is padded: at most 63 rows up to 512, 127 up to 2,048 and 255 beyond.
+_FINE_PREFILL_ROWS = sorted({*range(64, 513, 64), *range(512, 2049, 128), *range(2048, 4097, 256)} - {*_PREFILL_ROWS})
 MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
@@ -103,6 +106,14 @@ def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> 
     return sizes + [replace(size, masked=True) for size in sizes if masked]
 
 
+def fine_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
+    """Return further sizes to capture as one graph, between those of `graph_sizes` with prefill rows, so that steps are
+    padded less. All have filters. The sizes with the fewest decode rows come first."""
+    rows = [each for each in _FINE_PREFILL_ROWS if each <= max_tokens]
+    decodes = _mixed_decodes(max_num_seqs)
+    return [StepSize(each, some, _chunks(some), filtered=True) for each in decodes for some in rows]
+
+
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool = False) -> list[StepSize]:
     """Return a few sizes whose steps use all kernels of any graph: the first `count` that are captured, one that
     decodes `max_num_seqs` sequences, long ones, one with filters, and two with logits processor states, which have
@@ -157,7 +168,20 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+class SortedSizes:
+    """Sizes in the order of their cost: those with the fewest rows come first."""
+
+    def __init__(self, sizes: Iterable[StepSize]) -> None:
+        self._sizes = sorted(sizes, key=lambda s: (s.total_rows, s.sequences, s.masked, s.controlled, s.filtered))
+        self._rows = [size.total_rows for size in self._sizes]
+
+    def least_that_suits(self, wanted: StepSize) -> StepSize | None:
+        """Return the size with the fewest rows that suits the wanted one; None: no size does."""
+        begin = bisect_left(self._rows, wanted.total_rows)
+        return next((size for size in islice(self._sizes, begin, None) if size.suits(wanted)), None)
+
+
 def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
-    """The size with the fewest rows that suits the wanted one; None: no size does."""
-    fitting = [size for size in sizes if size.suits(wanted)]
-    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.masked, s.controlled, s.filtered), default=None)
+    """Return the size with the fewest rows that suits the wanted one; None: no size does. SortedSizes is faster if the
+    same sizes are searched again."""
+    return SortedSizes(sizes).least_that_suits(wanted)

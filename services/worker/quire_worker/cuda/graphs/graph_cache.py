@@ -7,19 +7,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from quire_worker.cuda.step_size import StepSize, least_that_holds
+from quire_worker.cuda.step_size import SortedSizes, StepSize, least_that_holds
 
 T = TypeVar("T")
 # Wanted sizes for which the choice is remembered.
 _MOST_CHOSEN = 65_536
-# So often must a size be wanted that time is spent on it: no more than so many are made.
-_WORTH_TIME = 2
+# So often must a size be wanted to be queued, and to be made while others wait for it.
+_WORTH_TIME, _WANTS = 2, 4
 
 
 class GraphCache(Generic[T]):
-    """Only items of `sizes` are made, `most` of them in all. The `first` sizes are queued at the start, in this order,
-    for `capture_next`. A size that has no item yet is queued, before all others, when it is wanted for the second time,
-    and made at once when it is wanted for the `wants`-th time."""
+    """Only items of `sizes` and of `at_once` are made, `most` of them in all. The `first` sizes are queued at the
+    start, in this order, for `capture_next`. An item of `at_once` is made when it is wanted. Other sizes that have no
+    item yet are queued, before all others, when they are wanted for the second time, and made when they are wanted for
+    the fourth time."""
 
     def __init__(
         self,
@@ -27,13 +28,13 @@ class GraphCache(Generic[T]):
         first: Iterable[StepSize],
         make: Callable[[StepSize], T],
         most: int,
-        wants: int = 1,
+        at_once: Sequence[StepSize] = (),
     ) -> None:
-        self._sizes = sizes
+        self._sizes = SortedSizes([*at_once, *sizes])
+        self._at_once = frozenset(at_once)
         self._missing = deque(first)
         self._make = make
         self._most = most
-        self._wants = wants
         self._wanted: Counter[StepSize] = Counter()
         self._made: dict[StepSize, T] = {}
         self._least: dict[StepSize, StepSize | None] = {}
@@ -49,16 +50,16 @@ class GraphCache(Generic[T]):
         return bool(self._missing)
 
     def find(self, wanted: StepSize) -> T | None:
-        """Return the item of the smallest size that suits `wanted`. If that item does not exist yet, it is made now if
-        this is the `wants`-th time that it is wanted. Otherwise the smallest existing item that suits is returned;
-        None: there is none. An error of making the item is raised."""
+        """Return the item of the smallest size that suits `wanted`. If it does not exist yet and is not to be made now
+        (see the class), return the item of the smallest size that suits among those that exist or are made at once;
+        None: there is none. An error of making an item is raised."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()
-            self._least[wanted] = least_that_holds(self._sizes, wanted)
+            self._least[wanted] = self._sizes.least_that_suits(wanted)
         size = self._least[wanted]
         if size is not None and size not in self._made and self._defer(size):
-            size = least_that_holds(self._made, wanted)
+            size = least_that_holds({*self._made, *self._at_once}, wanted)
         return None if size is None else self._get(size)
 
     def capture_next(self) -> None:
@@ -70,15 +71,18 @@ class GraphCache(Generic[T]):
         """Make nothing more: for the rest of its life, `find` looks only at the items that exist."""
         self._missing.clear()
         self._wanted.clear()
-        self._sizes = tuple(self._made)
+        self._at_once = frozenset()
+        self._sizes = SortedSizes(self._made)
         self._least.clear()
 
     def _defer(self, size: StepSize) -> bool:
-        """Count that this size was wanted; returns whether to leave it for later, which is False only at its `wants`-th
-        time, so an item that could not be made then is not tried again by `find`. At its second time the size is
-        queued, first of all, for idle time."""
+        """Count that this size was wanted; returns whether to leave it for later. This is False for a size of
+        `at_once`, and for another one only at its fourth time, so an item that could not be made then is not tried
+        again by `find`. At its second time the size is queued, first of all, for idle time."""
+        if size in self._at_once:
+            return False
         self._wanted[size] += 1
-        if self._wanted[size] == self._wants:
+        if self._wanted[size] == _WANTS:
             return False
         if self._wanted[size] == _WORTH_TIME:
             self._missing.appendleft(size)

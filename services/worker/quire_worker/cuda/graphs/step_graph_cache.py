@@ -1,8 +1,9 @@
 """StepGraphCache: captured steps by size. A few are captured before the first request, the others while nothing runs or
 when a step needs them.
 
-A capture takes several times as long as the launches that it saves. There are many sizes in pieces, so such a size is
-captured at once only if steps need it again and again. Until then, these steps run kernel by kernel.
+A capture takes several times as long as the launches that it saves. There are many fine sizes, and many in pieces, so
+such a size is captured at once only if steps need it again and again. Until then, these steps use a larger graph or, if
+none suits, run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from quire_worker.cuda.graphs.graph_cache import GraphCache
 from quire_worker.cuda.graphs.graph_recorder import GraphRecorder
 from quire_worker.cuda.graphs.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, fine_sizes, graph_sizes, pieced_sizes
 from quire_worker.ops.triton.fresh_attention import PIECE
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 # A step in pieces has a graph for each layer.
 _MOST_PIECED = 64
 _PIECED_IN_ADVANCE = 16
-# So many times must one be wanted to be captured while others wait for it.
-_WANTS_OF_PIECED = 4
 
 
 class StepGraphCache:
@@ -50,21 +49,21 @@ class StepGraphCache:
         with torch.cuda.stream(stream):
             self._recorder = GraphRecorder(reserve)
         masked = body.masks is not None
-        whole = graph_sizes(max_num_seqs, max_tokens, masked=masked)
+        whole, fine = graph_sizes(max_num_seqs, max_tokens, masked=masked), fine_sizes(max_num_seqs, max_tokens)
         pieced = pieced_sizes(max_num_seqs, max_tokens, PIECE, masked=masked)
-        in_advance = [size for size in whole if size.in_advance]
-        self._whole = GraphCache(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
+        in_advance = [*(size for size in whole if size.in_advance), *fine]
+        self._whole = GraphCache(
+            fine, in_advance, lambda size: self._capture(size, fresh=False), len(whole) + len(fine), at_once=whole
+        )
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
-        self._pieced = GraphCache(
-            pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED, _WANTS_OF_PIECED
-        )
+        self._pieced = GraphCache(pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED)
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
         """Return the smallest captured step that suits the wanted size: a whole one or, if none suits and there are
         more than MOST_PADDED_ROWS prefill rows, one in pieces. If the smallest is missing, it is captured now, or, if
-        its capture is postponed, the smallest existing one is returned. None: there is none. `fresh`: torch's attention
-        computes some chunk, so only steps in pieces suit. An error of a capture is raised."""
+        its capture is postponed, a larger one is returned. None: there is none. `fresh`: torch's attention computes
+        some chunk, so only steps in pieces suit. An error of a capture is raised."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)
