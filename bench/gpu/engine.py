@@ -42,7 +42,9 @@ from quire_worker.replica import ServedModel
 
 CONTEXT = 8192
 Int32 = NDArray[np.int32]
-KINDS = ("itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform")
+KINDS = ("itl", "sampling", "logprobs", "prefill", "single", "lengths", "throughput", "uniform")
+LENGTHS = (100, 300, 600, 1100, 1600, 2500, 3300)
+"""Prompt tokens of rows for which vLLM has no figures: most are no size of a CUDA graph, so they are padded."""
 GREEDY = "greedy 256"
 """The row that others are compared with, served by turns with them: a GPU is faster before it is warm."""
 _TURNS = 3
@@ -188,6 +190,8 @@ def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
         yield Row("prefill 32 x 4096", [4096] * 32, [1] * 32)
     if "single" in kinds:
         yield Row("prompt 1024", [1024], [2], tries=5)
+    if "lengths" in kinds:
+        yield from (Row(f"prompt {length}", [length], [2], tries=9) for length in LENGTHS)
     drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     asked = {"sampling": drawn, "logprobs": Sampling(logprobs=5)}
     over = {f"{kind} 256": sampling for kind, sampling in asked.items() if kind in kinds}

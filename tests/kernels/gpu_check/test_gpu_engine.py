@@ -76,10 +76,11 @@ def test_rows_that_were_measured_are_there_when_one_fails(tmp_path: Path, monkey
     assert json.loads(out.read_text()) == {"0.6B itl 1": {"first_ms": 1.0, "itl_ms": 1.0}}
 
 
-def test_rows_are_those_that_something_is_wanted_of() -> None:
+def test_rows_are_those_that_something_is_wanted_of_and_prompts_of_other_lengths() -> None:
     named = {f"{model} {row.name}" for model in SHAPES for row in rows_of(model, engine.KINDS, 512)}
     over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
-    assert named == set(ROWS) | over | {f"{model} {engine.GREEDY}" for model in SHAPES}
+    lengths = {f"{model} prompt {length}" for model in SHAPES for length in engine.LENGTHS}
+    assert named == set(ROWS) | over | lengths | {f"{model} {engine.GREEDY}" for model in SHAPES}
     assert {row.name for row in rows_of("8B", ["itl"], 32)} == {"itl 1", "itl 8", "itl 32"}
 
 
