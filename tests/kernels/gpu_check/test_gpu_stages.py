@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.gpu import cold_start, served_table, services
-from bench.gpu.engine import GREEDY, KINDS, rows_of
+from bench.gpu.engine import GREEDY, LENGTHS, KINDS, rows_of
 from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu.http_load import HttpLoad
 from bench.gpu.kernel_table import roofline
@@ -118,7 +118,8 @@ def test_the_table_in_process(tmp_path: Path) -> None:
     found = stage(3, tmp_path, "--parts", "table")
     over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
     greedy = {f"{model} {GREEDY}" for model in SHAPES}
-    assert set(found) == set(ROWS) | over | greedy | {f"{model} in process" for model in SHAPES}
+    lengths = {f"{model} prompt {length}" for model in SHAPES for length in LENGTHS}
+    assert set(found) == set(ROWS) | over | greedy | lengths | {f"{model} in process" for model in SHAPES}
     assert all("wanted" in found[row] for row in {*ROWS, *over})
     assert found["8B itl 1"]["beats_vllm"] is True and found["8B sampling 256"]["percent"] == 0.0
 
