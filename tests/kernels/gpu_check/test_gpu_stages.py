@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.gpu import cold_start, served_table, services
-from bench.gpu.engine import GREEDY, LENGTHS, KINDS, rows_of
+from bench.gpu.engine import GREEDY, KINDS, LENGTHS, rows_of
 from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu.http_load import HttpLoad
 from bench.gpu.kernel_table import roofline

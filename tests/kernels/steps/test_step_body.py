@@ -110,6 +110,8 @@ def test_fine_sizes_lie_between_the_others() -> None:
         assert found.rows - rows < (64 if rows <= 512 else 128 if rows <= 2048 else 256), rows
         assert found.rows <= (coarse_size := least_that_holds(coarse, StepSize(0, rows, 1)) or found).rows, coarse_size
     assert least_that_holds([*coarse, *fine], StepSize(3, 2500, 2)) == StepSize(16, 2560, 64, filtered=True)
+    assert least_that_holds([*coarse, *fine], StepSize(20, 300, 1)) == StepSize(32, 320, 64, filtered=True)
+    assert least_that_holds([*coarse, *fine], StepSize(70, 768, 1)) == StepSize(96, 768, 64, filtered=True)
     assert max(size.rows for size in fine_sizes(4, 1000)) == 896 and {size.decodes for size in fine_sizes(4, 1000)} == {
         0,
         4,

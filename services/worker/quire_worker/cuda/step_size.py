@@ -11,8 +11,9 @@ _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _COARSE_STEP = 64
 _MIXED_DECODES = (0, 16, 64, 128, 192, 256, 384)
 _PREFILL_ROWS = (32, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# Further numbers of rows, so that less is padded: at most 63 rows up to 512, 127 up to 2,048 and 255 beyond.
-_FINE_PREFILL_ROWS = sorted({*range(64, 513, 64), *range(512, 2049, 128), *range(2048, 4097, 256)} - {*_PREFILL_ROWS})
+# With these further numbers, less is padded: at most 63 prefill rows up to 512, 127 up to 2,048 and 255 beyond.
+_FINE_DECODES = (32, 48, 96)
+_FINE_PREFILL_ROWS = (*range(64, 513, 64), *range(640, 2049, 128), *range(2304, 4097, 256))
 MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
@@ -109,9 +110,11 @@ def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> 
 def fine_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
     """Return further sizes to capture as one graph, between those of `graph_sizes` with prefill rows, so that steps are
     padded less. All have filters. The sizes with the fewest decode rows come first."""
-    rows = [each for each in _FINE_PREFILL_ROWS if each <= max_tokens]
-    decodes = _mixed_decodes(max_num_seqs)
-    return [StepSize(each, some, _chunks(some), filtered=True) for each in decodes for some in rows]
+    coarse = _mixed_decodes(max_num_seqs)
+    decodes = sorted({*coarse, *(each for each in _FINE_DECODES if each < max_num_seqs)})
+    rows = sorted(each for each in {*_PREFILL_ROWS, *_FINE_PREFILL_ROWS} if each <= max_tokens)
+    sizes = [StepSize(each, some, _chunks(some), filtered=True) for each in decodes for some in rows]
+    return [size for size in sizes if not (size.decodes in coarse and size.rows in _PREFILL_ROWS)]
 
 
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int, *, masked: bool = False) -> list[StepSize]:

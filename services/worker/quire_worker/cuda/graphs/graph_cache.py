@@ -7,20 +7,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from quire_worker.cuda.step_size import SortedSizes, StepSize, least_that_holds
+from quire_worker.cuda.step_size import SortedSizes, StepSize
 
 T = TypeVar("T")
 # Wanted sizes for which the choice is remembered.
 _MOST_CHOSEN = 65_536
-# So often must a size be wanted to be queued, and to be made while others wait for it.
-_WORTH_TIME, _WANTS = 2, 4
+# So often must a size be wanted that time is spent on it: no more than so many are made.
+_WORTH_TIME = 2
 
 
 class GraphCache(Generic[T]):
     """Only items of `sizes` and of `at_once` are made, `most` of them in all. The `first` sizes are queued at the
     start, in this order, for `capture_next`. An item of `at_once` is made when it is wanted. Other sizes that have no
     item yet are queued, before all others, when they are wanted for the second time, and made when they are wanted for
-    the fourth time."""
+    the `wants`-th time."""
 
     def __init__(
         self,
@@ -28,13 +28,17 @@ class GraphCache(Generic[T]):
         first: Iterable[StepSize],
         make: Callable[[StepSize], T],
         most: int,
+        wants: int,
         at_once: Sequence[StepSize] = (),
     ) -> None:
         self._sizes = SortedSizes([*at_once, *sizes])
         self._at_once = frozenset(at_once)
+        # Those that exist or are made at once.
+        self._usable = SortedSizes(at_once)
         self._missing = deque(first)
         self._make = make
         self._most = most
+        self._wants = wants
         self._wanted: Counter[StepSize] = Counter()
         self._made: dict[StepSize, T] = {}
         self._least: dict[StepSize, StepSize | None] = {}
@@ -59,7 +63,7 @@ class GraphCache(Generic[T]):
             self._least[wanted] = self._sizes.least_that_suits(wanted)
         size = self._least[wanted]
         if size is not None and size not in self._made and self._defer(size):
-            size = least_that_holds({*self._made, *self._at_once}, wanted)
+            size = self._usable.least_that_suits(wanted)
         return None if size is None else self._get(size)
 
     def capture_next(self) -> None:
@@ -72,17 +76,17 @@ class GraphCache(Generic[T]):
         self._missing.clear()
         self._wanted.clear()
         self._at_once = frozenset()
-        self._sizes = SortedSizes(self._made)
+        self._sizes = self._usable = SortedSizes(self._made)
         self._least.clear()
 
     def _defer(self, size: StepSize) -> bool:
         """Count that this size was wanted; returns whether to leave it for later. This is False for a size of
-        `at_once`, and for another one only at its fourth time, so an item that could not be made then is not tried
+        `at_once`, and for another one only at its `wants`-th time, so an item that could not be made then is not tried
         again by `find`. At its second time the size is queued, first of all, for idle time."""
         if size in self._at_once:
             return False
         self._wanted[size] += 1
-        if self._wanted[size] == _WANTS:
+        if self._wanted[size] == self._wants:
             return False
         if self._wanted[size] == _WORTH_TIME:
             self._missing.appendleft(size)
@@ -93,6 +97,7 @@ class GraphCache(Generic[T]):
         made (see `give_up`)."""
         if size not in self._made:
             self._made[size] = self._make(size)
+            self._usable = SortedSizes({*self._made, *self._at_once})
             if len(self._made) == self._most:
                 self.give_up()
         return self._made[size]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # A step in pieces has a graph for each layer.
 _MOST_PIECED = 64
 _PIECED_IN_ADVANCE = 16
+# So many times must a size in pieces, or a fine one, be wanted to be captured while others wait for it. A size in
+# pieces saves more: many launches.
+_WANTS_OF_PIECED, _WANTS_OF_FINE = 4, 16
 
 
 class StepGraphCache:
@@ -53,11 +56,18 @@ class StepGraphCache:
         pieced = pieced_sizes(max_num_seqs, max_tokens, PIECE, masked=masked)
         in_advance = [*(size for size in whole if size.in_advance), *fine]
         self._whole = GraphCache(
-            fine, in_advance, lambda size: self._capture(size, fresh=False), len(whole) + len(fine), at_once=whole
+            fine,
+            in_advance,
+            lambda size: self._capture(size, fresh=False),
+            len(whole) + len(fine),
+            _WANTS_OF_FINE,
+            at_once=whole,
         )
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
-        self._pieced = GraphCache(pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED)
+        self._pieced = GraphCache(
+            pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED, _WANTS_OF_PIECED
+        )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
         """Return the smallest captured step that suits the wanted size: a whole one or, if none suits and there are
