@@ -44,7 +44,8 @@ CONTEXT = 8192
 Int32 = NDArray[np.int32]
 KINDS = ("itl", "sampling", "logprobs", "prefill", "single", "lengths", "throughput", "uniform")
 LENGTHS = (100, 300, 600, 1100, 1600, 2500, 3300)
-"""Prompt tokens of rows for which vLLM has no figures: most are no size of a CUDA graph, so they are padded."""
+"""Numbers of prompt tokens that are no size of a CUDA graph, so that the worker pads each prompt. There are no figures
+of vLLM for these prompts."""
 GREEDY = "greedy 256"
 """The row that others are compared with, served by turns with them: a GPU is faster before it is warm."""
 _TURNS = 3

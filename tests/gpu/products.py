@@ -1,7 +1,7 @@
 """Stage 1: every way of the device's table of products, at the very shape that it was measured for.
 
-Each number of rows that a way is taken for is computed as in a worker's step (product_chain.py). If the outputs are
-gates and ups, it is also computed with their activation. The reference is float32, of the same bf16 numbers.
+Each number of rows that a way is taken for is computed as in a worker's step (product_chain.py). For a weight of gates
+and ups, silu(gates) * ups is computed too. The reference is float32, of the same bf16 numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.gpu.product_chain import Found, ProductChain
 _TABLE = ROOT / "services/worker/quire_worker/ops/triton/gemm_configs/h200.json"
 # Sums of thousands may be off by so much of the usual result, beside what rounding leaves.
 _SUMMING = {torch.bfloat16: 2.0**-10, torch.float32: 2.0**-17}
-# Of a gate times what it gates: an error of either counts as often as the other factor is large.
+# Twice as much for gated layers: an error of the gate is multiplied by the up, and an error of the up by the gate.
 _SUMMING_GATED = {torch.bfloat16: 2.0**-9, torch.float32: 2.0**-16}
 _PART = 16_384
 

@@ -17,7 +17,7 @@ from bench.gpu.record import Recorder
 from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32
 from quire_worker.cuda.cuda_device import _size_of
-from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.step import DeviceTiming, StepBatch
@@ -26,6 +26,7 @@ from tests.gpu.check_model import CheckModel
 from tests.gpu.step_batches import StepBatches
 from tests.gpu.step_check import StepCheck, error
 from tests.gpu.steps import larger_steps, padded_sizes, some
+from tests.kernels.steps.stepping import least_that_suits
 
 VOCAB, PAGE, PAGES, SLOTS = 97, 64, 2560, 1280
 AGREEING = [np.zeros(SLOTS, np.int64)] * 2
@@ -39,7 +40,7 @@ def test_a_batch_of_a_size_runs_as_that_size(tokens: int) -> None:
     for size in chosen:
         asked = _size_of(batches.make(size, AGREEING))
         # A step with controls is drawn by what filters, too.
-        assert least_that_holds(sizes, asked) == size, asked
+        assert least_that_suits(sizes, asked) == size, asked
     for size in larger_steps(tokens):
         asked = _size_of(batches.make(size, AGREEING))
         assert asked.rows == size.rows > MOST_PADDED_ROWS and asked.total_rows <= tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.step_body import StepBody
+from quire_worker.cuda.step_size import SortedSizes, StepSize
 from quire_worker.loading import LoadedModel
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.decoder import Decoder
@@ -123,3 +125,8 @@ class Sequences:
             last=rng.random(n) < 0.2,
             stop_id=rng.integers(0, 97, (n, STOPS)).astype(np.int32),
         )
+
+
+def least_that_suits(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
+    """The one of these sizes that a step of the wanted size takes."""
+    return SortedSizes(sizes).least_that_suits(wanted)

@@ -20,7 +20,7 @@ from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.masks.device_masks import DeviceMasks
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes, least_that_holds, pieced_sizes
+from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes, pieced_sizes
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.matcher.mask_ring import MaskRing
@@ -35,7 +35,7 @@ from tests.fakes.worker.local_matcher import LocalMatcher, letter_backend, masks
 from tests.gpu.ring_row import RingRow
 from tests.kernels.sampling.mask_rows import make_mask
 from tests.kernels.steps.launch_rig import NEXT, VOCAB, LastTokenModel, cuda_device, interpreted_device, without_streams
-from tests.kernels.steps.stepping import DEVICE, ON_GPU, SLOTS, WIDTH, WORDS, TwoModels
+from tests.kernels.steps.stepping import DEVICE, ON_GPU, SLOTS, WIDTH, WORDS, TwoModels, least_that_suits
 from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -302,10 +302,10 @@ def test_sizes_with_masks_are_there_only_for_devices_that_have_some() -> None:
     plain, sizes = graph_sizes(64, 2048), graph_sizes(64, 2048, masked=True)
     assert sizes[: len(plain)] == plain and not any(size.masked for size in plain)
     assert [dataclasses.replace(size, masked=False) for size in sizes[len(plain) :]] == plain
-    assert least_that_holds(sizes, StepSize(5)) == StepSize(8)
-    assert least_that_holds(sizes, StepSize(5, masked=True)) == StepSize(8, masked=True)
-    assert least_that_holds(sizes, StepSize(5, 0, 0, False, True, True)) == StepSize(8, 0, 0, True, True, True)
-    assert least_that_holds(plain, StepSize(5, masked=True)) is None
+    assert least_that_suits(sizes, StepSize(5)) == StepSize(8)
+    assert least_that_suits(sizes, StepSize(5, masked=True)) == StepSize(8, masked=True)
+    assert least_that_suits(sizes, StepSize(5, 0, 0, False, True, True)) == StepSize(8, 0, 0, True, True, True)
+    assert least_that_suits(plain, StepSize(5, masked=True)) is None
     in_advance = [size for size in sizes if size.masked and size.in_advance]
     assert StepSize(64, masked=True) in in_advance and StepSize(64, filtered=True, masked=True) in in_advance
     assert not any(size.rows or size.controlled for size in in_advance)

@@ -11,11 +11,11 @@ import torch
 
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, decode_sizes, fine_sizes, graph_sizes, least_that_holds
+from quire_worker.cuda.step_size import StepSize, decode_sizes, fine_sizes, graph_sizes
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
-from tests.kernels.steps.stepping import DEVICE, ON_GPU, WIDTH, WORDS, Sequences, TwoModels
+from tests.kernels.steps.stepping import DEVICE, ON_GPU, WIDTH, WORDS, Sequences, TwoModels, least_that_suits
 from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -92,26 +92,26 @@ def test_sizes() -> None:
     assert decode_sizes(400)[-3:] == [320, 384, 400]
     sizes = graph_sizes(256, 2048)
     assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
-    assert least_that_holds(sizes, StepSize(5)) == StepSize(8)
-    assert least_that_holds(sizes, StepSize(5, filtered=True)) == StepSize(8, filtered=True)
-    assert least_that_holds(sizes, StepSize(5, controlled=True)) == StepSize(8, filtered=True, controlled=True)
+    assert least_that_suits(sizes, StepSize(5)) == StepSize(8)
+    assert least_that_suits(sizes, StepSize(5, filtered=True)) == StepSize(8, filtered=True)
+    assert least_that_suits(sizes, StepSize(5, controlled=True)) == StepSize(8, filtered=True, controlled=True)
     advance = [size for size in sizes if size.in_advance and size.controlled]
     assert advance == [StepSize(1, filtered=True, controlled=True)]
-    assert least_that_holds(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
-    assert least_that_holds(sizes, StepSize(3, 5000, 2)) is None
+    assert least_that_suits(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
+    assert least_that_suits(sizes, StepSize(3, 5000, 2)) is None
 
 
 def test_fine_sizes_lie_between_the_others() -> None:
     coarse, fine = graph_sizes(256, 8192), fine_sizes(256, 8192)
     assert len(fine) == len(set(fine)) and not {*coarse} & {*fine} and fine[0] == StepSize(0, 64, 64, filtered=True)
     for rows in range(1, 4097, 13):
-        found = least_that_holds([*coarse, *fine], StepSize(0, rows, 1))
+        found = least_that_suits([*coarse, *fine], StepSize(0, rows, 1))
         assert found is not None
         assert found.rows - rows < (64 if rows <= 512 else 128 if rows <= 2048 else 256), rows
-        assert found.rows <= (coarse_size := least_that_holds(coarse, StepSize(0, rows, 1)) or found).rows, coarse_size
-    assert least_that_holds([*coarse, *fine], StepSize(3, 2500, 2)) == StepSize(16, 2560, 64, filtered=True)
-    assert least_that_holds([*coarse, *fine], StepSize(20, 300, 1)) == StepSize(32, 320, 64, filtered=True)
-    assert least_that_holds([*coarse, *fine], StepSize(70, 768, 1)) == StepSize(96, 768, 64, filtered=True)
+        assert found.rows <= (coarse_size := least_that_suits(coarse, StepSize(0, rows, 1)) or found).rows, coarse_size
+    assert least_that_suits([*coarse, *fine], StepSize(3, 2500, 2)) == StepSize(16, 2560, 64, filtered=True)
+    assert least_that_suits([*coarse, *fine], StepSize(20, 300, 1)) == StepSize(32, 320, 64, filtered=True)
+    assert least_that_suits([*coarse, *fine], StepSize(70, 768, 1)) == StepSize(96, 768, 64, filtered=True)
     assert max(size.rows for size in fine_sizes(4, 1000)) == 896 and {size.decodes for size in fine_sizes(4, 1000)} == {
         0,
         4,
@@ -123,12 +123,12 @@ def test_full_steps_have_graphs_that_waste_little() -> None:
     assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
     for decodes in range(0, 513, 7):
         step = StepSize(decodes, 8192 - decodes, 20)
-        found = least_that_holds(sizes, step)
+        found = least_that_suits(sizes, step)
         assert found is not None and found.total_rows <= 1.02 * 8192, step
         assert found.rows <= 8192 and found.holds(step)
-    assert least_that_holds(sizes, StepSize(0, 7800, 20)) == StepSize(0, 8192, 128)
-    assert least_that_holds(sizes, StepSize(0, 7000, 20)) is None
-    assert least_that_holds(sizes, StepSize(0, 8192, 129)) is None
-    assert least_that_holds(sizes, StepSize(3, 3100, 2)) == StepSize(16, 4096, 64)
+    assert least_that_suits(sizes, StepSize(0, 7800, 20)) == StepSize(0, 8192, 128)
+    assert least_that_suits(sizes, StepSize(0, 7000, 20)) is None
+    assert least_that_suits(sizes, StepSize(0, 8192, 129)) is None
+    assert least_that_suits(sizes, StepSize(3, 3100, 2)) == StepSize(16, 4096, 64)
     assert StepSize(0, 20, 20) in graph_sizes(4, 20) and StepSize(4, 20, 20) in graph_sizes(4, 20)
     assert StepSize(0, 3000, 64) in graph_sizes(256, 3000)

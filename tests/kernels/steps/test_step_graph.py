@@ -24,13 +24,13 @@ from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, least_that_holds, pieced_sizes
+from quire_worker.cuda.step_size import StepSize, pieced_sizes
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.step import StepBatch
 from tests.kernels.steps.launch_rig import without_streams
-from tests.kernels.steps.stepping import DEVICE, ON_GPU, WORDS, Sequences, TwoModels
+from tests.kernels.steps.stepping import DEVICE, ON_GPU, WORDS, Sequences, TwoModels, least_that_suits
 from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -205,11 +205,11 @@ def test_sizes_in_pieces() -> None:
     for decodes in range(0, 513, 37):
         # A fresh chunk at the end of a full step is padded by as much as 255 rows.
         for rows in (8192 - decodes, 8192 - decodes + 255):
-            found = least_that_holds(sizes, StepSize(decodes, rows, 3))
+            found = least_that_suits(sizes, StepSize(decodes, rows, 3))
             assert found in sizes[:16] and found.total_rows <= 1.06 * (decodes + rows)
-    assert least_that_holds(sizes, StepSize(0, 5000, 2)) == StepSize(0, 5120, 128, filtered=True)
-    assert least_that_holds(sizes, StepSize(0, 5000, 2, controlled=True)) == StepSize(0, 5120, 128, True, True)
-    assert least_that_holds(sizes, StepSize(65, 4097, 2)) is None  # 4,480 rows for 4,162
+    assert least_that_suits(sizes, StepSize(0, 5000, 2)) == StepSize(0, 5120, 128, filtered=True)
+    assert least_that_suits(sizes, StepSize(0, 5000, 2, controlled=True)) == StepSize(0, 5120, 128, True, True)
+    assert least_that_suits(sizes, StepSize(65, 4097, 2)) is None  # 4,480 rows for 4,162
 
 
 class Maker:

@@ -11,7 +11,8 @@ _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _COARSE_STEP = 64
 _MIXED_DECODES = (0, 16, 64, 128, 192, 256, 384)
 _PREFILL_ROWS = (32, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# With these further numbers, less is padded: at most 63 prefill rows up to 512, 127 up to 2,048 and 255 beyond.
+# Further numbers of decode rows and prefill rows, which the fine sizes have too. Up to 512 prefill rows, a fine size is
+# padded by at most 63 of them; up to 2,048 by at most 127, and beyond by at most 255.
 _FINE_DECODES = (32, 48, 96)
 _FINE_PREFILL_ROWS = (*range(64, 513, 64), *range(640, 2049, 128), *range(2304, 4097, 256))
 MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
@@ -89,8 +90,8 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> list[StepSize]:
-    """Return all sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, and full
-    steps if `max_tokens` is none of _PREFILL_ROWS. Then the same sizes follow with filters, then also with logits
+    """Return the coarse sizes to capture as one graph, the most wanted first: decoding, prefill alone, mixed steps, and
+    full steps if `max_tokens` is none of _PREFILL_ROWS. Then the same sizes follow with filters, then also with logits
     processor states. If the device applies grammars (`masked`), all of these follow with masks. `max_tokens` is the
     limit of tokens in a step, decode rows included."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
@@ -108,12 +109,17 @@ def graph_sizes(max_num_seqs: int, max_tokens: int, *, masked: bool = False) -> 
 
 
 def fine_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
-    """Return further sizes to capture as one graph, between those of `graph_sizes` with prefill rows, so that steps are
-    padded less. All have filters. The sizes with the fewest decode rows come first."""
+    """Return the fine sizes to capture as one graph. They lie between the coarse sizes with prefill rows, so that steps
+    with prompts are padded less. All have filters, so that steps with and without filters can use them, but neither
+    masks nor logits processor states. The sizes with the fewest decode rows come first."""
     coarse = _mixed_decodes(max_num_seqs)
-    decodes = sorted({*coarse, *(each for each in _FINE_DECODES if each < max_num_seqs)})
-    rows = sorted(each for each in {*_PREFILL_ROWS, *_FINE_PREFILL_ROWS} if each <= max_tokens)
-    sizes = [StepSize(each, some, _chunks(some), filtered=True) for each in decodes for some in rows]
+    decodes = sorted({*coarse, *(number for number in _FINE_DECODES if number < max_num_seqs)})
+    rows = sorted(number for number in {*_PREFILL_ROWS, *_FINE_PREFILL_ROWS} if number <= max_tokens)
+    sizes = [
+        StepSize(decode_rows, prefill_rows, _chunks(prefill_rows), filtered=True)
+        for decode_rows in decodes
+        for prefill_rows in rows
+    ]
     return [size for size in sizes if not (size.decodes in coarse and size.rows in _PREFILL_ROWS)]
 
 
@@ -172,19 +178,13 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 class SortedSizes:
-    """Sizes in the order of their cost: those with the fewest rows come first."""
+    """Sizes in the order of their cost: those with the fewest rows in all, of decode and prefill, come first."""
 
     def __init__(self, sizes: Iterable[StepSize]) -> None:
         self._sizes = sorted(sizes, key=lambda s: (s.total_rows, s.sequences, s.masked, s.controlled, s.filtered))
         self._rows = [size.total_rows for size in self._sizes]
 
     def least_that_suits(self, wanted: StepSize) -> StepSize | None:
-        """Return the size with the fewest rows that suits the wanted one; None: no size does."""
+        """Return the size with the fewest rows in all that suits the wanted one; None: no size does."""
         begin = bisect_left(self._rows, wanted.total_rows)
         return next((size for size in islice(self._sizes, begin, None) if size.suits(wanted)), None)
-
-
-def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
-    """Return the size with the fewest rows that suits the wanted one; None: no size does. SortedSizes is faster if the
-    same sizes are searched again."""
-    return SortedSizes(sizes).least_that_suits(wanted)

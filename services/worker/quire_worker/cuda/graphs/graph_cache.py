@@ -12,15 +12,16 @@ from quire_worker.cuda.step_size import SortedSizes, StepSize
 T = TypeVar("T")
 # Wanted sizes for which the choice is remembered.
 _MOST_CHOSEN = 65_536
-# So often must a size be wanted that time is spent on it: no more than so many are made.
+# A size that is wanted so often moves to the front of the queue for idle time.
 _WORTH_TIME = 2
 
 
 class GraphCache(Generic[T]):
-    """Only items of `sizes` and of `at_once` are made, `most` of them in all. The `first` sizes are queued at the
-    start, in this order, for `capture_next`. An item of `at_once` is made when it is wanted. Other sizes that have no
-    item yet are queued, before all others, when they are wanted for the second time, and made when they are wanted for
-    the `wants`-th time."""
+    """Keeps one item for each size, and makes at most `most` items, only of sizes in `sizes` and `at_once`.
+
+    `capture_next` makes the items of queued sizes: at the start those of `first`, in this order. A missing item of a
+    size in `at_once` is made as soon as `find` needs it. The second `find` that needs a missing item of another size
+    moves the size to the front of the queue, and the `wants`-th such `find` makes the item."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class GraphCache(Generic[T]):
     ) -> None:
         self._sizes = SortedSizes([*at_once, *sizes])
         self._at_once = frozenset(at_once)
-        # Those that exist or are made at once.
+        # Sizes whose item exists or may be made at once.
         self._usable = SortedSizes(at_once)
         self._missing = deque(first)
         self._make = make
@@ -54,9 +55,9 @@ class GraphCache(Generic[T]):
         return bool(self._missing)
 
     def find(self, wanted: StepSize) -> T | None:
-        """Return the item of the smallest size that suits `wanted`. If it does not exist yet and is not to be made now
-        (see the class), return the item of the smallest size that suits among those that exist or are made at once;
-        None: there is none. An error of making an item is raised."""
+        """Return the item of the smallest size that suits `wanted`. If this item is missing and not made now (see the
+        class), return the item of the smallest size that suits among those that exist or are made at once; None: there
+        is none. An error of making an item is raised."""
         if wanted not in self._least:
             if len(self._least) >= _MOST_CHOSEN:
                 self._least.clear()
@@ -81,8 +82,8 @@ class GraphCache(Generic[T]):
 
     def _defer(self, size: StepSize) -> bool:
         """Count that this size was wanted; returns whether to leave it for later. This is False for a size of
-        `at_once`, and for another one only at its `wants`-th time, so an item that could not be made then is not tried
-        again by `find`. At its second time the size is queued, first of all, for idle time."""
+        `at_once`, and for another one only at its `wants`-th time. If its item cannot be made then, `find` does not try
+        again. At its second time, such a size moves to the front of the queue for idle time."""
         if size in self._at_once:
             return False
         self._wanted[size] += 1

@@ -1,9 +1,9 @@
 """StepGraphCache: captured steps by size. A few are captured before the first request, the others while nothing runs or
 when a step needs them.
 
-A capture takes several times as long as the launches that it saves. There are many fine sizes, and many in pieces, so
-such a size is captured at once only if steps need it again and again. Until then, these steps use a larger graph or, if
-none suits, run kernel by kernel.
+A capture takes several times as long as the launches that it saves. There are many fine sizes (see fine_sizes) and many
+sizes in pieces (see pieced_sizes). So such a size is captured while a step waits only if 16 or 4 steps have needed it.
+Until then, these steps use a larger graph or, if none suits, run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # A step in pieces has a graph for each layer.
 _MOST_PIECED = 64
 _PIECED_IN_ADVANCE = 16
-# So many times must a size in pieces, or a fine one, be wanted to be captured while others wait for it. A size in
-# pieces saves more: many launches.
+# The fourth step that needs a missing size in pieces waits for its capture; for a fine size, the sixteenth. A graph in
+# pieces saves many launches, and a fine graph only saves padding.
 _WANTS_OF_PIECED, _WANTS_OF_FINE = 4, 16
 
 
@@ -52,16 +52,16 @@ class StepGraphCache:
         with torch.cuda.stream(stream):
             self._recorder = GraphRecorder(reserve)
         masked = body.masks is not None
-        whole, fine = graph_sizes(max_num_seqs, max_tokens, masked=masked), fine_sizes(max_num_seqs, max_tokens)
+        coarse, fine = graph_sizes(max_num_seqs, max_tokens, masked=masked), fine_sizes(max_num_seqs, max_tokens)
         pieced = pieced_sizes(max_num_seqs, max_tokens, PIECE, masked=masked)
-        in_advance = [*(size for size in whole if size.in_advance), *fine]
+        in_advance = [*(size for size in coarse if size.in_advance), *fine]
         self._whole = GraphCache(
             fine,
             in_advance,
             lambda size: self._capture(size, fresh=False),
-            len(whole) + len(fine),
+            len(coarse) + len(fine),
             _WANTS_OF_FINE,
-            at_once=whole,
+            at_once=coarse,
         )
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
@@ -70,10 +70,10 @@ class StepGraphCache:
         )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """Return the smallest captured step that suits the wanted size: a whole one or, if none suits and there are
-        more than MOST_PADDED_ROWS prefill rows, one in pieces. If the smallest is missing, it is captured now, or, if
-        its capture is postponed, a larger one is returned. None: there is none. `fresh`: torch's attention computes
-        some chunk, so only steps in pieces suit. An error of a capture is raised."""
+        """Return the graph of the smallest size that suits: a whole step or, if none suits and the wanted step has more
+        than MOST_PADDED_ROWS prefill rows, a step in pieces. If this graph is missing, it is captured now, or its
+        capture is postponed (see GraphCache) and the smallest usable larger graph is returned. None: no graph suits. If
+        torch's attention computes some chunk (`fresh`), only steps in pieces suit. An error of a capture is raised."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)

@@ -1,13 +1,13 @@
 """GEMMs of few rows with a large weight, y = x @ weight.T. Their time is the time to read the weight once.
 
 There are three kernels, and a measured table chooses one by shape (see gemm.py of the parent folder). The first sums
-over the rows of the weight, for one or two rows of x, and reads the first tile of the weight before it waits for x. The
-second uses matrix instructions, with the weight as the tall operand. The third is like the second, but the warps of a
-program split the inner dimension; it is for weights with few rows.
+along each row of the weight, for one or two rows of x, and reads the first tile of the weight before it waits for x.
+The second uses matrix instructions, with the weight as the tall operand. The third is like the second, but the warps of
+a program split the inner dimension; it is for weights with few outputs.
 
-With GATED, the kernels compute a gated linear layer. The weight consists of the rows of all gates and then the rows of
-as many ups, and y = activation(gates) * ups [rows, outputs / 2]. The activation is silu, or gelu in its tanh form with
-GELU. A program computes gates together with the ups that they multiply.
+With GATED, the kernels compute a gated linear layer. The first half of the weight's rows computes the gates, and the
+second half computes as many ups, the values that the gates multiply: y = activation(gates) * ups [rows, outputs / 2].
+The activation is silu, or gelu in its tanh form with GELU. A program computes gates together with their ups.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def _store_result(
     GATED: tl.constexpr,
     GELU: tl.constexpr,
 ):
-    """Add the bias if BIASED, or apply the activation and multiply if GATED, and write the result to y. `result`
-    [BLOCK_N, M] float32 belongs to the rows of the weight that `_weight_rows` returns. It has more columns than x has
-    rows if `rows` is less than M."""
+    """Add the bias if BIASED, apply the activation and multiply if GATED, and write the result to y. BIASED and GATED
+    exclude each other. `result` [BLOCK_N, M] float32 belongs to the rows of the weight that `_weight_rows` returns; its
+    columns from `rows` on are padding."""
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     m, n = tl.arange(0, M), tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     columns = outputs // 2 if GATED else outputs
