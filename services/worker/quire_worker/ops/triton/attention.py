@@ -38,7 +38,7 @@ def decode_attention(
 ) -> None:
     """Compute attention for the first `plan.decodes` rows of query [R, Q D], and write it to the same rows of `out`. Do
     nothing if no sequence decodes. One kernel computes the plan's KV splits. The splits of a sequence are merged by its
-    last program from 32 sequences on, else by a second kernel. Pages are as in Ops.plan, with any page size. `pdl`: see
+    last program from 24 sequences on, else by a second kernel. Pages are as in Ops.plan, with any page size. `pdl`: see
     launch.py."""
     if plan.splits is None:
         return

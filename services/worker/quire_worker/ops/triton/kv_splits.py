@@ -37,7 +37,7 @@ _BEGIN, _MERGE, _MERGE_APART, _DRIFT, _IDLE = 40, 32, 64, 0.07, 0.3
 _ALONE = 2
 # Splits of this many keys are short enough to fill the device.
 _SHORT = 256
-LAST_MERGES_FROM = 32
+LAST_MERGES_FROM = 24
 """From this number of sequences on, the program that ends last merges the splits, instead of a second kernel."""
 # How often the splits may fill the device. A few sequences need no more.
 _ROUNDS, _FEW_ROUNDS, _FEW = 3, 2, 16

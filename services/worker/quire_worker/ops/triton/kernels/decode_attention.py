@@ -1,7 +1,7 @@
 """Attention of one query token per sequence over its pages. The keys of a sequence are divided among programs.
 
 Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its split of the
-keys. Then the splits are merged. With fewer than 32 sequences, most have several splits, and a second kernel merges
+keys. Then the splits are merged. With fewer than 24 sequences, most have several splits, and a second kernel merges
 them. With more, the program that ends last merges its sequence's splits, because a second kernel would have no work for
 most sequences. All query heads of a KV head are rows of one matrix product, so each key is read once.
 """
