@@ -90,6 +90,8 @@ def test_steps_come_to_what_the_cpu_says(
 def test_sizes() -> None:
     assert decode_sizes(40) == [1, 2, 4, 8, 16, 24, 32, 40]
     assert decode_sizes(400)[-3:] == [320, 384, 400]
+    assert decode_sizes(512)[-3:] == [320, 384, 512], "448 rows are slower than 512"
+    assert decode_sizes(800)[-4:] == [512, 640, 768, 800]
     sizes = graph_sizes(256, 2048)
     assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
     assert least_that_suits(sizes, StepSize(5)) == StepSize(8)
