@@ -393,11 +393,13 @@ class MatcherClient:
                 self._flush_locked()
 
     def _fail(self, constraint: RowConstraint, error: QuireError) -> None:
-        """Fail a sequence with this error, stop its wait for a mask, and count it; `poll` then reports a change."""
-        constraint.fail(error)
-        self._waits.forget(constraint)
-        self._metrics.count_failure()
-        self._changed = True
+        """Fail a sequence with this error, stop its wait for a mask, and count it; `poll` then reports a change. One
+        that has failed keeps its first error: the process may still fail a sequence that was given up."""
+        if constraint.failure is None:
+            constraint.fail(error)
+            self._waits.forget(constraint)
+            self._metrics.count_failure()
+            self._changed = True
 
     def _reopen_all(self) -> None:
         """Queue all sequences that have a mask slot and have not failed for the next process, suspects last; none is

@@ -295,6 +295,20 @@ def test_row_that_has_failed_is_not_ready_if_its_opening_ends_late() -> None:
     assert opened(matcher) == [row.generation] and not row.is_open and not row.is_ready
 
 
+@pytest.mark.parametrize("kind", [MatcherFrameKind.FAILED, MatcherFrameKind.TOO_SLOW], ids=["failed", "too slow"])
+def test_row_that_was_given_up_keeps_its_error_if_the_process_fails_it_late(kind: MatcherFrameKind) -> None:
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])
+    row = open_row(matcher)
+    now_s[0] = SILENT_S + 1.0
+    take_all(matcher)
+    error, failures = row.failure, sample("grammar_failures_total")
+    assert error is not None
+    matcher.link._tell(Frame(kind, row.generation, row.mask_slot, b"late"))
+    take_all(matcher)
+    assert row.failure is error and sample("grammar_failures_total") == failures
+
+
 def test_masks_that_no_row_awaits_are_signs_of_life() -> None:
     """A sequence waits longer than a process may be silent, and all the time another one gets its masks at once."""
     now_s = [0.0]
