@@ -1,10 +1,12 @@
-"""The fleet and the tokenizer pool wait at their end for the peers that they dropped before."""
+"""The fleet and the tokenizer pool wait at their end for the peers that they dropped before, and close the channel of
+each peer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from quire_common.discovery import Endpoint
@@ -57,3 +59,25 @@ async def test_close_waits_for_peers_that_were_dropped(
     peers.update([Endpoint("kept", "service", "127.0.0.1:2")])
     await peers.close()
     assert sorted(ended) == ["dropped", "kept"]
+
+
+@pytest.mark.parametrize("dropped", [True, False], ids=["dropped", "at the end"])
+@pytest.mark.parametrize("make", [make_fleet, make_pool])
+async def test_channel_of_a_peer_that_ends_before_its_task_has_begun_is_closed(
+    make: Callable[[], Fleet | TokenizerPool], dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, closed = grpc.aio.insecure_channel("127.0.0.1:1"), list[grpc.aio.Channel]()
+    await probe.close()
+    channel_type, close = type(probe), type(probe).close
+
+    async def record_close(channel: grpc.aio.Channel, grace: float | None = None) -> None:
+        closed.append(channel)
+        await close(channel, grace)
+
+    monkeypatch.setattr(channel_type, "close", record_close)
+    peers = make()
+    peers.update([Endpoint("peer", "service", "127.0.0.1:1")])
+    if dropped:
+        peers.update([])
+    await peers.close()
+    assert len(closed) == 1

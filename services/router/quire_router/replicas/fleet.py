@@ -70,7 +70,8 @@ class Fleet:
                 task = self._tasks.pop(instance)
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
-                task.cancel()
+                # In the next turn of the loop, the task has begun. One that has not would not close its channel.
+                asyncio.get_running_loop().call_soon(task.cancel)
                 if replica.model is not None and (same := self._running(replica.model.name)):
                     self._remember(same[-1])
         for instance, endpoint in wanted.items():
@@ -137,6 +138,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Cancel the tasks of all replicas, and wait for their end, also for those of replicas that were dropped."""
+        await asyncio.sleep(0)  # a task that has not begun would not close its channel
         tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()

@@ -77,7 +77,8 @@ class TokenizerPool:
                 task = self._tasks.pop(instance)
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
-                task.cancel()
+                # In the next turn of the loop, the task has begun. One that has not would not close its channel.
+                asyncio.get_running_loop().call_soon(task.cancel)
         for instance, endpoint in wanted.items():
             if instance not in self.peers:
                 peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
@@ -207,6 +208,7 @@ class TokenizerPool:
     async def close(self) -> None:
         """Cancel the tasks of all tokenizers, and wait for their end, also for those of tokenizers that were
         dropped."""
+        await asyncio.sleep(0)  # a task that has not begun would not close its channel
         tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
