@@ -39,8 +39,8 @@ class BatchRequest:
 class BatchFile:
     """The files of one batch. The constructor reads both files, and replaces the output file at once: it keeps the good
     answers to these requests, or none with `restart`. It raises InvalidArgument if both names are one file or a request
-    is malformed, and NotFound if the requests cannot be read or the output's folder is missing. `append` is
-    thread-safe."""
+    is malformed, NotFound if the requests cannot be read or the output's folder is missing, and FailedPrecondition if
+    the output file cannot be read or written. `append` is thread-safe."""
 
     def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
         self.requests = _read_requests(Path(input_file))
@@ -71,22 +71,23 @@ class BatchFile:
                 with self._output.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as error:
-                raise FailedPrecondition(
-                    "BATCH_FILE",
-                    f"Cannot write {self._output}: {error.strerror}.",
-                    "Make room for it, or make it writable, and run the command again: it goes on from there.",
-                ) from error
+                raise _unwritable(self._output, error) from error
 
     def finish(self) -> None:
-        """Write the output file anew, with the answers in the order of the requests."""
+        """Write the output file anew, with the answers in the order of the requests. Raises FailedPrecondition if it
+        cannot be written; the answers in it stay."""
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Replace the output file by the answers that are kept, in the order of the requests, in one step."""
+        """Replace the output file by the answers that are kept, in the order of the requests, in one step. Raises
+        FailedPrecondition if it cannot be written."""
         lines = [self._answers[r.custom_id] for r in self.requests if r.custom_id in self._answers]
         temporary = self._output.with_name(self._output.name + ".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        temporary.replace(self._output)
+        try:
+            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            temporary.replace(self._output)
+        except OSError as error:
+            raise _unwritable(self._output, error) from error
 
 
 def _read_requests(path: Path) -> list[BatchRequest]:
@@ -120,10 +121,17 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
     """Return the lines of good answers (status 200) to the custom_ids `known`, by custom_id; of several, the last one.
     Empty if there is no file. Failed answers and lines that are no answers are left out, so that these requests are
-    sent again. A good answer counts even if a failed one follows it."""
+    sent again. A good answer counts even if a failed one follows it. Raises FailedPrecondition if the file cannot be
+    read."""
     answers = {}
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise FailedPrecondition(
+                "BATCH_FILE", f"Cannot read {path}: {error.strerror}.", "Give another file with -o."
+            ) from error
+        for line in lines:
             try:
                 value = json.loads(line)
                 good = value["custom_id"] in known and value["response"]["status_code"] == 200
@@ -132,6 +140,15 @@ def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
             if good:
                 answers[value["custom_id"]] = line
     return answers
+
+
+def _unwritable(path: Path, error: OSError) -> FailedPrecondition:
+    """Return the error for a file of answers that cannot be written."""
+    return FailedPrecondition(
+        "BATCH_FILE",
+        f"Cannot write {path}: {error.strerror}.",
+        "Make room for it, or make it writable, and run the command again: it goes on from there.",
+    )
 
 
 def _bad(path: Path, number: int, cause: str) -> InvalidArgument:

@@ -130,6 +130,24 @@ def test_an_answer_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, m
         released.set()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_output_file_that_cannot_be_replaced_is_a_typed_error(tmp_path: Path, restart: bool) -> None:
+    write(tmp_path / "in", line("a"))
+    (tmp_path / "out").mkdir()  # nobody can read or replace a folder as a file
+    with pytest.raises(FailedPrecondition, match=r"Cannot (read|write) .*out: Is a directory"):
+        BatchFile(str(tmp_path / "in"), str(tmp_path / "out"), restart=restart)
+
+
+def test_answers_that_cannot_be_put_in_order_at_the_end_are_a_typed_error(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a"))
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    files.append("a", {"custom_id": "a", "response": {"status_code": 200}})
+    (tmp_path / "out.tmp").mkdir()
+    with pytest.raises(FailedPrecondition, match=r"Cannot write .*out: Is a directory"):
+        files.finish()
+    assert [answer["custom_id"] for answer in read(tmp_path / "out")] == ["a"]
+
+
 @pytest.mark.parametrize(
     "bad",
     [
