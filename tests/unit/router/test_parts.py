@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from quire_router.requests.catalog import Catalog
 from quire_router.requests.lengths import answer_length, check_prompt
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.handles import HandleCounter
-from tests.unit.router.makers import MODEL, make_job, make_sequence
+from tests.unit.router.makers import MODEL, make_generation, make_job, make_sequence
 
 # No tickets come here.
 SOURCE: Any = None
@@ -265,3 +266,12 @@ def test_the_time_between_tokens_is_counted_once_a_row_as_its_mean() -> None:
     row([13], 6_001_000)
     assert gaps == pytest.approx([0.0025, 0.001])
     assert sequence.engine.seconds_per_token == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(("prompt_only", "tokens"), [(False, 1), (True, 0)])
+async def test_usage_of_a_job_that_generates_nothing_has_only_prompt_tokens(prompt_only: bool, tokens: int) -> None:
+    generation = make_generation(replace(make_job(), prompt_only=prompt_only))
+    generation.sequences[0].text.set_reasoning_tokens(1)
+    generation.sequences[0].text.add_answer(1, 1, 0.0)
+    usage = generation.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens) == (2, tokens, tokens)

@@ -203,13 +203,14 @@ class Generation:
     def usage(self) -> Usage:
         """Return the tokens used so far. Prompt tokens and cached tokens count once per prompt. Completion tokens count
         when their text has come, for all sequences, with those of a stream that the client resumes; a `prompt_only` job
-        has none."""
+        has none, and no reasoning tokens."""
         prompts = self.sequences[:: self.job.siblings]
+        answers = [] if self.job.prompt_only else self.sequences
         return Usage(
             prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
-            completion_tokens=0 if self.job.prompt_only else sum(one.text.confirmed for one in self.sequences),
+            completion_tokens=sum(one.text.confirmed for one in answers),
             cached_tokens=sum(sequence.engine.cached_tokens for sequence in prompts),
-            reasoning_tokens=sum(one.text.reasoning_tokens for one in self.sequences),
+            reasoning_tokens=sum(one.text.reasoning_tokens for one in answers),
         )
 
     def timings(self) -> list[HopTiming]:
