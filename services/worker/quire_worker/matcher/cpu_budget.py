@@ -7,6 +7,7 @@ in which a thread waits for a processor does not count.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from quire_worker.matcher.guidance_backend import GrammarError
@@ -39,10 +40,11 @@ class CpuBudget:
         Raises GrammarTooSlow if that took more than TOKEN_NS per token, or the budget is used up."""
         self.last_ns = spent_ns
         self._left_ns = min(self._left_ns + AVERAGE_NS * tokens - spent_ns, BURST_NS)
-        if spent_ns > TOKEN_NS * max(tokens, 1):
+        token_ns = spent_ns / max(tokens, 1)
+        if token_ns > TOKEN_NS:
             raise GrammarTooSlow(
-                f"one token took {spent_ns // 1_000_000} ms of processor time, at most {TOKEN_NS // 1_000_000} ms are "
-                "possible"
+                f"one token took {math.ceil(token_ns / 1e6)} ms of processor time, at most {TOKEN_NS // 1_000_000} ms "
+                "are possible"
             )
         if self._left_ns < 0:
             raise GrammarTooSlow(f"its tokens take more than {AVERAGE_NS // 1_000_000} ms of processor time on average")

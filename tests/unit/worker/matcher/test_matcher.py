@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from quire_worker.matcher.cpu_budget import AVERAGE_NS, TOKEN_NS
+from quire_worker.matcher.cpu_budget import AVERAGE_NS, TOKEN_NS, CpuBudget, GrammarTooSlow
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.matcher.matcher import Matcher
 from quire_worker.matcher.matcher_threads import (
@@ -194,6 +194,15 @@ def test_sequence_whose_tokens_take_too_much_processor_time_fails(
     assert abs(sequence.tokens - limit) <= 2
     assert sequence.failure is not None and sequence.failure.kind is MatcherFrameKind.TOO_SLOW
     assert b"processor time" in sequence.failure.payload
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spent_ns", "token_ms"),
+    [(0, TOKEN_NS + 1, 101), (1, 2 * TOKEN_NS, 200), (4, 5 * TOKEN_NS, 125)],
+)
+def test_error_of_a_slow_grammar_has_the_time_of_one_token(tokens: int, spent_ns: int, token_ms: int) -> None:
+    with pytest.raises(GrammarTooSlow, match=f"one token took {token_ms} ms of processor time, at most 100 ms are"):
+        CpuBudget().charge(spent_ns, tokens)
 
 
 def test_replays_give_a_slow_sequence_no_more_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
