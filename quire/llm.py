@@ -243,14 +243,7 @@ class LLM:
 
         async def ask() -> ModelCard:
             """Ask for the models, and return the first."""
-            cards = await self._client.models()
-            if not cards:
-                raise Unavailable(
-                    "NO_HEALTHY_REPLICA",
-                    "The router lists no model.",
-                    "Wait until an engine is ready, or use an API key that may use a model.",
-                )
-            return cards[0]
+            return first_card(await self._client.models())
 
         (card,) = await self._gather([ask()])
         return card
@@ -288,6 +281,17 @@ class LLM:
                 death.code, f"The {death.service} died: {death.message}", f"{death.fix} Log: {death.log}"
             )
         return error
+
+
+def first_card(cards: Sequence[ModelCard]) -> ModelCard:
+    """Return the first of the models that a router lists. Raises Unavailable if there is none."""
+    if not cards:
+        raise Unavailable(
+            "NO_HEALTHY_REPLICA",
+            "The router lists no model.",
+            "Wait until an engine is ready, or use an API key that may use a model.",
+        )
+    return cards[0]
 
 
 async def _make_client(address: str, api_key: str | None) -> AsyncClient:

@@ -34,11 +34,13 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
 
 def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:
-    """Return the first model that the LLM's Quire serves, by a client that is closed again."""
+    """Return the first model that the LLM's Quire serves, by a client that is closed again. Raises Unavailable if the
+    router lists no model."""
     from quire.client import Client
+    from quire.llm import first_card
 
     with Client(llm.address, api_key=api_key(args)) as client:
-        return client.models()[0]
+        return first_card(client.models())
 
 
 def random_prompt(numbers: random.Random, length: int, vocabulary: int) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -20,7 +23,10 @@ from quire.bench.server_facts import vocabulary_of
 from quire.bench.serving_report import ReportOptions, make_report, render_report
 from quire.bench.statistics import percentile, summary
 from quire.bench.stream_connection import StreamConnection
-from quire.errors import InvalidArgument, NotFound
+from quire.cli.benches.engine import model_of
+from quire.client import Client
+from quire.errors import InvalidArgument, NotFound, Unavailable
+from quire.llm import LLM
 
 
 class Wire(asyncio.Transport):
@@ -245,3 +251,10 @@ def test_statistics_are_numpys() -> None:
         3.112, abs=1e-3
     )
     assert set(summary([], [99]).values()) == {0.0}
+
+
+def test_benchmark_of_a_router_that_lists_no_model_ends_with_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "models", lambda client: [])
+    llm = cast(LLM, SimpleNamespace(address="127.0.0.1:1"))
+    with pytest.raises(Unavailable, match="The router lists no model"):
+        model_of(llm, argparse.Namespace(api_key=None))
