@@ -117,6 +117,20 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
 
 
 @pytest.mark.parametrize(
+    "thinking",
+    [{}, {"type": "on"}, {"type": "enabled"}, {"type": "adaptive", "budget_tokens": 9}, {"effort": 1}],
+    ids=str,
+)
+async def test_count_tokens_refuses_the_thinking_that_messages_refuse(thinking: dict[str, Any]) -> None:
+    async with router_rig() as rig:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "thinking": thinking}
+        counted = await rig.http.post("/v1/messages/count_tokens", json=body)
+        created = await rig.http.post("/v1/messages", json={**body, "max_tokens": 4})
+        assert counted.status_code == created.status_code == 400
+        assert counted.json()["error"] == created.json()["error"]
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "kind", "says"),
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens is missing"),

@@ -63,8 +63,10 @@ def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 
 def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> CountRequest:
-    """Parse a body of /v1/messages/count_tokens. Raises InvalidArgument, Unsupported."""
+    """Parse a body of /v1/messages/count_tokens. `thinking` is checked as in `parse_messages`, and changes nothing.
+    Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COUNT_TOKENS)
+    _thinking(values["thinking"])
     return CountRequest(values["model"], conversation_of(values))
 
 
