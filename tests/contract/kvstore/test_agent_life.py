@@ -19,6 +19,8 @@ from bench.harness.process_cpu import cpu_s
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_worker.kv_transfer.agent_process import COMMAND
+from quire_worker.kv_transfer.wire import AgentFrameKind
+from quire_worker.side_process.frames import Frame
 from tests.fakes.kv_transfer.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
 from tests.tiers import deep_after
 
@@ -114,6 +116,30 @@ def test_failed_start_of_an_agent_is_retried(tmp_path: Path, command: tuple[str,
                 assert not rig.results(1)[0].ok
             rig.transfer_agent.take_results()
             clock.wait(0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        (AgentFrameKind.RELEASED, [3, 4]),  # the ring has four slots
+        (AgentFrameKind.RELEASED, [1]),  # a slot of loads
+        (AgentFrameKind.RELEASED, [-1]),
+        (AgentFrameKind.ARRIVED, [0, 4]),
+        (AgentFrameKind.ARRIVED, [0, 2]),  # a slot of stores
+        (AgentFrameKind.ARRIVED, [0, -1]),
+    ],
+    ids=lambda value: value.name if isinstance(value, AgentFrameKind) else str(value),
+)
+def test_agent_that_names_a_wrong_slot_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: AgentFrameKind, numbers: list[int]
+) -> None:
+    with AgentRig(tmp_path, slots=4) as rig:
+        given_up: list[str] = []
+        monkeypatch.setattr(rig.transfer_agent, "_give_up", given_up.append)
+        assert rig.transfer_agent.submit(load(1, 1, 11))
+        rig.transfer_agent._receive_frame(Frame.of(kind, 0, 1, numbers))
+        slots = "2 to 3" if kind is AgentFrameKind.RELEASED else "0 to 1"
+        assert given_up == [f"it sends nonsense: slot {numbers[-1]} is none of {slots}"]
 
 
 def test_broken_pool_makes_misses(tmp_path: Path) -> None:

@@ -240,13 +240,16 @@ class AgentProcess:
         move and count its pages. Slots of moves that are over, cut or of an earlier generation go back at once; their
         other frames are ignored. Raises WireError or ValueError for an invalid frame."""
         if frame.kind == AgentFrameKind.RELEASED:
-            self._free.extend(frame.numbers())
+            slots = frame.numbers()
+            _check_slots(slots, self._setup.store_slots)
+            self._free.extend(slots)
             return
         opened = self._open.get(frame.subject) if frame.generation == self._generation else None
         if opened is not None and opened.cut:
             opened = None
         if frame.kind == AgentFrameKind.ARRIVED:
             pairs = frame.pairs()
+            _check_slots([slot for _, slot in pairs], self._setup.load_slots)
             if opened is None:
                 self._return_slots([slot for _, slot in pairs])
                 return
@@ -424,6 +427,13 @@ class AgentProcess:
         if not self._awake:
             self._awake = True
             self.wake()
+
+
+def _check_slots(slots: Sequence[int], allowed: range) -> None:
+    """Raise WireError if the process names a slot that is not allowed, so that no copy reads or writes it."""
+    for slot in slots:
+        if slot not in allowed:
+            raise WireError(f"slot {slot} is none of {allowed.start} to {allowed.stop - 1}")
 
 
 def _prepare_fetch(copier: Copier) -> bool:
