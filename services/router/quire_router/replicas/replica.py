@@ -129,8 +129,9 @@ class Replica:
             await self.client.close()
 
     async def _watch_load(self) -> None:
-        """Store each load that the scheduler reports. When the load stream ends or breaks, store an empty load of the
-        phase `unreachable`, and open the stream again after a backoff. Runs until cancelled."""
+        """Store each load that the scheduler reports. When the load stream ends or breaks, or a load cannot be read,
+        store an empty load of the phase `unreachable`, and open the stream again after a backoff. Runs until
+        cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -140,6 +141,9 @@ class Replica:
                 reason = "the scheduler ended WatchLoad"
             except grpc.aio.AioRpcError as error:
                 reason = from_rpc_error(error).message
+            except Exception:
+                log.exception("load stream failed", instance=self.instance)
+                reason = "internal error"
             log.debug("load unknown", instance=self.instance, reason=reason)
             self._set_load(Load(phase="unreachable", detail="no answer"))
             await backoff.wait()
