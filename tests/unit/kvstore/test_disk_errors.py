@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quire_common.pages import PageKey
+from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.backend import PageJob
 from quire_kvstore.tiers.disk_backend import DiskBackend
 from quire_kvstore.tiers.disk_files import DiskFiles
@@ -148,6 +150,38 @@ def test_pipe_that_comes_into_the_place_of_a_listed_page_does_not_block_the_scan
                 read.result(timeout=10)
         finally:
             os.close(os.open(file, os.O_RDWR))  # lets an open go on that waits for a writer
+
+
+def test_page_whose_file_cannot_be_removed_keeps_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, gone, stuck = DiskFiles.remove, list[PageKey](), A.key(0)
+
+    def remove(files: DiskFiles, key: PageKey) -> None:
+        if key == stuck:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        real(files, key)
+
+    def taken() -> int:
+        return sum(whole_blocks(file.stat().st_size) for file in tmp_path.glob("*/*"))
+
+    def write(index: int) -> bool:
+        return disk.write([(PageJob(A.key(index), index + 1), memoryview(framed(A, index)))]) == 1
+
+    disk = DiskBackend(tmp_path, 2 * ON_DISK_BYTES, "lru", retry_s=0.0)
+    disk.call_back(gone.extend, lambda: None)
+    disk.open()
+    monkeypatch.setattr(DiskFiles, "remove", remove)
+    assert write(0) and write(1)
+    assert not write(2) and not disk.available and gone == [] and disk.may_have(stuck)
+    disk.check_integrity()
+    assert write(3) and disk.available and gone == [A.key(1)]
+    disk.check_integrity()
+    assert disk.used_bytes == taken() == disk.capacity_bytes
+    disk.close()
+    smaller = DiskBackend(tmp_path, ON_DISK_BYTES, "lru", retry_s=0.0)
+    smaller.open()
+    smaller.check_integrity()
+    assert smaller.held_keys() == [stuck] and smaller.used_bytes == taken()
+    smaller.close()
 
 
 def test_a_page_that_is_too_large_does_not_say_that_the_disk_can_be_written(

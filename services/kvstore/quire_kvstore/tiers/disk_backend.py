@@ -90,9 +90,10 @@ class DiskBackend:
 
     def open(self) -> None:
         """Lock the folder, and index its pages by their headers. A page larger than the capacity is removed, and so are
-        the oldest pages beyond it. If any page is left, that is reported. Files that the scan removed count as corrupt,
-        and files that it could not read as errors, which are logged together. A failure is counted, logged once and
-        tried again later. Does nothing if the disk is open already, or if it is too early to try again."""
+        the oldest pages beyond it; if one of these cannot be removed, a newer one is. If any page is left, that is
+        reported. Files that the scan removed count as corrupt, and files that it could not read as errors, which are
+        logged together. A failure is counted, logged once and tried again later. Does nothing if the disk is open
+        already, or if it is too early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -108,11 +109,11 @@ class DiskBackend:
         self._open_breaker.succeeded()
         for page in found:
             victims = self._index.begin_write(page.key, page.size)
-            if victims is None:
+            fits = victims is not None and self._remove_evicted(victims)
+            if victims is not None:
+                self._index.finish_write(page.key, written=fits)
+            if not fits:
                 self._remove([page.key])
-            else:
-                self._remove_evicted(victims)
-                self._index.finish_write(page.key, written=True)
         self.counts.add(foreign=figures.foreign, corrupt=figures.removed, errors=figures.unread)
         if figures.unread:
             log.warning(
@@ -178,9 +179,10 @@ class DiskBackend:
 
     def _write(self, job: PageJob, framed: memoryview) -> bool:
         """Write one page, and evict others to make room. Returns whether the page is stored now, or was before: not if
-        the disk is not open, writes are paused, the page does not fit, or another thread writes or removes it. A failed
-        write is counted, and the first one in a row is logged. After it, no page is written for `retry_s`; if the disk
-        is full, a few old pages are removed too."""
+        the disk is not open, writes are paused, the page does not fit, an evicted page cannot be removed, or another
+        thread writes or removes the page. A failed write is counted, and the first one in a row is logged. After it, or
+        after a failed removal, no page is written for `retry_s`; if the disk is full, a few old pages are removed
+        too."""
         if job.key in self._index:
             return True
         if not self._is_open or not self._write_breaker.try_now():
@@ -188,7 +190,10 @@ class DiskBackend:
         victims = self._index.begin_write(job.key, len(framed))
         if victims is None:
             return False  # Nothing was written: the breaker learns nothing from that.
-        self._remove_evicted(victims)
+        if not self._remove_evicted(victims):
+            self._index.finish_write(job.key, written=False)
+            self._write_breaker.failed()
+            return False
         try:
             self._files.require_free(len(framed) + self._keep_free_bytes)
             self._files.write(job.key, framed, job.stamp_ns)
@@ -206,23 +211,29 @@ class DiskBackend:
             log.info("the disk tier can be written again", path=self._path)
         return True
 
-    def _remove_evicted(self, victims: Sequence[PageKey]) -> None:
-        """Remove the files of pages that the index has evicted, count the pages and report that they are gone. Does
-        nothing without pages."""
-        if victims:
-            self._remove(victims)
-            self._index.finish_removal(victims)
-            self.counts.add(evictions=len(victims))
-            self._on_pages_removed(victims)
+    def _remove_evicted(self, victims: Sequence[PageKey]) -> bool:
+        """Remove the files of pages that the index has evicted, count the pages and report that they are gone. A page
+        whose file cannot be removed stays, and keeps its room. Returns whether all were removed."""
+        removed = self._remove(victims)
+        self._index.finish_removal(set(victims).difference(removed), removed=False)
+        self._index.finish_removal(removed, removed=True)
+        if removed:
+            self.counts.add(evictions=len(removed))
+            self._on_pages_removed(removed)
+        return len(removed) == len(victims)
 
-    def _remove(self, keys: Sequence[PageKey]) -> None:
-        """Remove the files of these pages; errors are counted and logged."""
+    def _remove(self, keys: Sequence[PageKey]) -> list[PageKey]:
+        """Remove the files of these pages, and return those that were removed; errors are counted and logged."""
+        removed = []
         for key in keys:
             try:
                 self._files.remove(key)
             except OSError as error:
                 self.counts.add(errors=1)
                 log.warning("a page's file cannot be removed", path=self._path, reason=str(error))
+            else:
+                removed.append(key)
+        return removed
 
     def _on_read_error(self, key: PageKey, error: OSError) -> None:
         """Count and log a failed read, except that of a missing file. A page whose file is missing, replaced or

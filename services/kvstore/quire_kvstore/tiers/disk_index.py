@@ -29,7 +29,7 @@ class DiskIndex:
         self._policy = make_policy(policy, capacity_bytes)
         self._sizes: dict[PageKey, int] = {}
         self._being_written: dict[PageKey, int] = {}
-        self._being_removed: set[PageKey] = set()
+        self._being_removed: dict[PageKey, int] = {}
         self._used_bytes = 0
 
     def __len__(self) -> int:
@@ -87,8 +87,7 @@ class DiskIndex:
         with self._lock:
             size = self._being_written.pop(key)
             if written:
-                self._sizes[key] = size
-                self._policy.add(key, whole_blocks(size))
+                self._add(key, size)
             else:
                 self._used_bytes -= whole_blocks(size)
 
@@ -98,10 +97,15 @@ class DiskIndex:
         with self._lock:
             return self._evict(room)
 
-    def finish_removal(self, keys: Iterable[PageKey]) -> None:
-        """Note that evicted pages were removed from the disk."""
+    def finish_removal(self, keys: Iterable[PageKey], *, removed: bool) -> None:
+        """End the removal of evicted pages. If not `removed`, they are still on the disk: they are here again, as those
+        used last, and take their room, even beyond the capacity."""
         with self._lock:
-            self._being_removed.difference_update(keys)
+            for key in keys:
+                size = self._being_removed.pop(key)
+                if not removed:
+                    self._add(key, size)
+                    self._used_bytes += whole_blocks(size)
 
     def forget(self, key: PageKey) -> bool:
         """Remove a page that is not on the disk any more. Returns whether it was here."""
@@ -123,7 +127,7 @@ class DiskIndex:
             require(listed, "the policy lists each page once, and no other")
             counted = _room(self._sizes) + _room(self._being_written)
             require(self._used_bytes == counted <= self.capacity_bytes, "used bytes were miscounted")
-            changing = self._being_written.keys() | self._being_removed
+            changing = self._being_written.keys() | self._being_removed.keys()
             require(not self._sizes.keys() & changing, "a page is here that is being written or removed")
 
     def _evict(self, room: int) -> list[PageKey]:
@@ -134,12 +138,16 @@ class DiskIndex:
             key = self._policy.evict()
             if key is None:
                 break
-            freed = whole_blocks(self._sizes.pop(key))
+            size = self._being_removed[key] = self._sizes.pop(key)
+            freed = whole_blocks(size)
             self._used_bytes -= freed
             room -= freed
             victims.append(key)
-        self._being_removed.update(victims)
         return victims
+
+    def _add(self, key: PageKey, size: int) -> None:
+        self._sizes[key] = size
+        self._policy.add(key, whole_blocks(size))
 
 
 def _room(sizes: Mapping[PageKey, int]) -> int:
