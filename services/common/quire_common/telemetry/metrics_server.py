@@ -1,5 +1,6 @@
 """The HTTP server of `/metrics`, `/livez` and `/readyz`, with TLS if the service has a certificate. Each connection has
-its own thread, also for its handshake. So a slow client delays no other client."""
+its own thread, also for its handshake. So a slow client delays no other client. Connections beyond MAX_CONNECTIONS are
+closed at once."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+MAX_CONNECTIONS = 256
 _CONNECTION_S = 10.0
 # The key in a request's environ that says why its client may not read metrics; empty if it may.
 _REFUSAL = "quire.refusal"
@@ -73,7 +75,26 @@ class _Server(ThreadingWSGIServer):
     def __init__(self, address: tuple[str, int], handler: type[_Handler], context: ssl.SSLContext | None) -> None:
         self.address_family = _family(address[0])
         self._context = context
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection, or close the connection if there are MAX_CONNECTIONS already."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, and give its place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection, in its own thread. Under TLS the handshake comes first, and may take 10 s in all. Later,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import urllib.error
@@ -13,7 +14,7 @@ import pytest
 from quire_common.config import ServiceConfig
 from quire_common.errors import ConfigError
 from quire_common.identity.watched_context import WatchedContext
-from quire_common.telemetry import metrics
+from quire_common.telemetry import metrics, metrics_server
 from quire_common.telemetry.metrics_server import Probes
 from quire_common.transport import tls_files
 from tests.certificates import Authority, TlsFiles
@@ -32,6 +33,34 @@ def test_the_endpoint_serves_and_closes() -> None:
     assert caught.value.code == "PORT_IN_USE" and server.address in caught.value.message
     server.close()
     metrics.serve_metrics(server.address, WELL).close()
+
+
+def test_connections_beyond_the_most_are_closed_at_once_until_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "MAX_CONNECTIONS", 2)
+    server = metrics.serve_metrics("127.0.0.1:0", WELL)
+
+    def connect() -> socket.socket:
+        host, _, port = server.address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=5)
+
+    def live(connection: socket.socket) -> bytes:
+        connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+    try:
+        with connect() as first, connect() as second:
+            with connect() as third:
+                assert third.recv(1) == b""
+            for served in (first, second):
+                assert b'{"live": true}' in live(served)
+        for _ in range(100):
+            with connect() as later, contextlib.suppress(ConnectionError):
+                if b'{"live": true}' in live(later):
+                    break
+        else:
+            pytest.fail("no connection was served any more")
+    finally:
+        server.close()
 
 
 def context_of(config: ServiceConfig) -> ssl.SSLContext:
