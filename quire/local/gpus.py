@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -14,11 +15,12 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names. If it is not set, return 0, 1, ... for as many GPUs as there are
-    files /dev/nvidiaN; empty if there are none."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; for CUDA, a negative number ends the list. If the variable is
+    not set, return 0, 1, ... for as many GPUs as there are files /dev/nvidiaN; empty if there are none."""
     named = os.environ.get(VISIBLE)
     if named is not None:
-        return tuple(each.strip() for each in named.split(",") if each.strip())
+        names = takewhile(lambda name: not name.startswith("-"), map(str.strip, named.split(",")))
+        return tuple(filter(None, names))
     try:
         count = sum(bool(_DEVICE.fullmatch(entry.name)) for entry in _DEVICES.iterdir())
     except OSError:

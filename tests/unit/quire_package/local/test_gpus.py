@@ -36,7 +36,13 @@ def test_gpus_are_counted_where_none_are_named(monkeypatch: pytest.MonkeyPatch, 
     assert _seen(StackSpec("two", "model", replicas=2)) == [None, None]
 
 
-def test_nothing_is_shared_out_where_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VISIBLE, "")
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0,1"])
+def test_nothing_is_shared_out_where_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setenv(VISIBLE, hidden)
     assert visible_gpus() == ()
-    assert _seen(StackSpec("two", "model", replicas=2)) == ["", ""]
+    assert _seen(StackSpec("two", "model", replicas=2)) == [hidden, hidden]
+
+
+def test_gpus_behind_a_negative_number_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "0, 1, -1, 2")
+    assert visible_gpus() == ("0", "1")
