@@ -68,8 +68,15 @@ class ModelSizes:
 
 def read_sizes(model: Path) -> ModelSizes:
     """Return the sizes of the model whose folder, or whose config.json, is at this path. Missing KV heads equal the
-    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument if the file cannot be read, if another size
-    is missing, or if one is not an integer from 1 to 2**31 - 1."""
+    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument for a GGUF file, if the file cannot be
+    read, if another size is missing, or if one is not an integer from 1 to 2**31 - 1."""
+    if model.suffix.lower() == ".gguf":
+        raise InvalidArgument(
+            "BAD_MODEL_SIZES",
+            f"{model} is a GGUF file, whose sizes cannot be read here.",
+            "Give the folder of the model from which it was made, with its config.json.",
+            param="model",
+        )
     path = model / "config.json" if model.is_dir() else model
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

@@ -125,6 +125,14 @@ def test_what_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
         read_sizes(tmp_path)
 
 
+def test_gguf_file_is_refused_with_its_cause(tmp_path: Path) -> None:
+    path = tmp_path / "model.GGUF"
+    path.write_bytes(b"GGUF\xff")
+    with pytest.raises(InvalidArgument, match="is a GGUF file") as raised:
+        read_sizes(path)
+    assert raised.value.code == "BAD_MODEL_SIZES" and "config.json" in raised.value.fix
+
+
 def test_a_load_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert main(["plan", str(tmp_path), "--requests-per-s", "nan"]) == 1
