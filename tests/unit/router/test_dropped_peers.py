@@ -36,9 +36,10 @@ def make_pool() -> TokenizerPool:
     return TokenizerPool(RouterConfig(), lambda: None)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 5])
 @pytest.mark.parametrize("make", [make_fleet, make_pool])
 async def test_close_waits_for_peers_that_were_dropped(
-    make: Callable[[], Fleet | TokenizerPool], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Fleet | TokenizerPool], turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
 
@@ -57,6 +58,8 @@ async def test_close_waits_for_peers_that_were_dropped(
     peers.update([Endpoint("dropped", "service", "127.0.0.1:1"), Endpoint("kept", "service", "127.0.0.1:2")])
     await asyncio.sleep(0)
     peers.update([Endpoint("kept", "service", "127.0.0.1:2")])
+    for _ in range(turns):
+        await asyncio.sleep(0)
     await peers.close()
     assert sorted(ended) == ["dropped", "kept"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import Unavailable
 from quire_common.structured.capability import structured_outputs_in
 from quire_common.telemetry.logs import get_logger
+from quire_router.ending_tasks import EndingTasks
 from quire_router.placement.replica_table import ReplicaTable
 from quire_router.replicas.replica import Replica
 
@@ -51,8 +52,7 @@ class Fleet:
         self._lost = lost
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # The tasks of dropped replicas, until they end.
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = EndingTasks()
         self._models: dict[str, ModelInfo] = {}
         self._by_row: dict[int, Replica] = {}
 
@@ -67,11 +67,7 @@ class Fleet:
                 log.info("scheduler left", instance=instance)
                 del self.replicas[instance], self._by_row[replica.row.row]
                 replica.row.drop()
-                task = self._tasks.pop(instance)
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
-                # In the next turn of the loop, the task has begun. One that has not would not close its channel.
-                asyncio.get_running_loop().call_soon(task.cancel)
+                self._ending.drop(self._tasks.pop(instance))
                 if replica.model is not None and (same := self._running(replica.model.name)):
                     self._remember(same[-1])
         for instance, endpoint in wanted.items():
@@ -138,11 +134,9 @@ class Fleet:
 
     async def close(self) -> None:
         """Cancel the tasks of all replicas, and wait for their end, also for those of replicas that were dropped."""
-        await asyncio.sleep(0)  # a task that has not begun would not close its channel
-        tasks = [*self._tasks.values(), *self._ending]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in self._tasks.values():
+            self._ending.drop(task)
+        await self._ending.wait()
 
     def _on_change(self, replica: Replica) -> None:
         """Remember the model of a replica that has changed, unless the replica was dropped, and report the change."""

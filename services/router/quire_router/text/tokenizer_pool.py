@@ -16,6 +16,7 @@ import grpc
 from quire_common.cancellation import is_cancelled
 from quire_common.errors import QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
+from quire_router.ending_tasks import EndingTasks
 from quire_router.text.poison import MOST_LOST, loses_tokenizers
 from quire_router.text.public_error import as_public
 from quire_router.text.tokenizer_link import TokenizerLink
@@ -51,8 +52,7 @@ class TokenizerPool:
         self.peers: dict[str, TokenizerLink] = {}
         self._config = config
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # The tasks of dropped tokenizers, until they end.
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = EndingTasks()
         self._changed = changed
         self._news = asyncio.Event()
         self._turn = 0
@@ -74,11 +74,7 @@ class TokenizerPool:
         for instance, peer in list(self.peers.items()):
             if instance not in wanted or wanted[instance].address != peer.address:
                 self.peers.pop(instance).suspect()
-                task = self._tasks.pop(instance)
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
-                # In the next turn of the loop, the task has begun. One that has not would not close its channel.
-                asyncio.get_running_loop().call_soon(task.cancel)
+                self._ending.drop(self._tasks.pop(instance))
         for instance, endpoint in wanted.items():
             if instance not in self.peers:
                 peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
@@ -208,11 +204,9 @@ class TokenizerPool:
     async def close(self) -> None:
         """Cancel the tasks of all tokenizers, and wait for their end, also for those of tokenizers that were
         dropped."""
-        await asyncio.sleep(0)  # a task that has not begun would not close its channel
-        tasks = [*self._tasks.values(), *self._ending]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in self._tasks.values():
+            self._ending.drop(task)
+        await self._ending.wait()
 
     def _on_change(self) -> None:
         self._news.set()
