@@ -1,5 +1,5 @@
-"""The fleet and the tokenizer pool wait at their end for the peers that they dropped before, and close the channel of
-each peer."""
+"""The fleet, the tokenizer pool and the page watchers wait at their end for the peers that they dropped before, and
+close the channel of each peer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 from quire_common.discovery import Endpoint
 from quire_router.config import RouterConfig
+from quire_router.pages.page_directory import PageDirectory
+from quire_router.pages.page_stream import PageStream
+from quire_router.pages.page_watchers import PageWatchers
 from quire_router.replicas.fleet import Fleet
 from quire_router.replicas.replica import Replica
 from quire_router.text.detokenize_stream import DetokenizeStream
@@ -62,6 +65,29 @@ async def test_close_waits_for_peers_that_were_dropped(
         await asyncio.sleep(0)
     await peers.close()
     assert sorted(ended) == ["dropped", "kept"]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_close_waits_for_page_streams_that_were_dropped(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    async def run(stream: PageStream) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(50 if stream.address == "127.0.0.1:1" else 0):
+                await asyncio.sleep(0)
+            ended.append(stream.address)
+
+    monkeypatch.setattr(PageStream, "run", run)
+    watchers = PageWatchers(RouterConfig(), PageDirectory(1024, 1.0), lambda service, instance, number, life: None)
+    watchers.update("scheduler", [Endpoint("a", "scheduler", "127.0.0.1:1"), Endpoint("b", "scheduler", "127.0.0.1:2")])
+    await asyncio.sleep(0)
+    watchers.update("scheduler", [Endpoint("b", "scheduler", "127.0.0.1:2")])
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await watchers.close()
+    assert sorted(ended) == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
 @pytest.mark.parametrize("dropped", [True, False], ids=["dropped", "at the end"])

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire_router import metrics
+from quire_router.ending_tasks import EndingTasks
 from quire_router.pages.page_holder import PageHolder
 from quire_router.pages.page_stream import PageStream
 
@@ -32,6 +33,7 @@ class PageWatchers:
         self._directory = directory
         self._moved = moved
         self._streams: dict[tuple[str, str], tuple[PageStream, asyncio.Task[None]]] = {}
+        self._ending = EndingTasks()
         self._dropped = 0
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
@@ -42,7 +44,7 @@ class PageWatchers:
             if key[0] == service and wanted.get(key) != stream.address:
                 del self._streams[key]
                 stream.holder.forget()
-                task.cancel()
+                self._ending.drop(task)
         for key, address in wanted.items():
             if key not in self._streams:
                 holder = PageHolder(self._directory, partial(self._moved, *key))
@@ -60,12 +62,11 @@ class PageWatchers:
             self._set_metrics()
 
     async def close(self) -> None:
-        """Cancel all streams and wait for their end."""
-        tasks = [task for _, task in self._streams.values()]
+        """Cancel all streams and wait for their end, also for that of streams that were cancelled before."""
+        for _, task in self._streams.values():
+            self._ending.drop(task)
         self._streams.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ending.wait()
 
     def _set_metrics(self) -> None:
         """Set the metrics of the page index: reported and expected pages, memory, holders, and pages without room."""
