@@ -13,8 +13,8 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from threading import local
+from queue import SimpleQueue
+from threading import Event, Thread, local
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,10 +31,13 @@ def run_batch(
     """Send every request of `todo` from at most `concurrency` threads, and append each answer, good or failed, to the
     file. A request without an answer, or with the status 429, 503 or 529, is sent up to `retries` more times. Returns
     the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
-    interrupted, the answers so far are kept, requests under way go on, and requests that have not begun are not sent.
-    An answer that cannot be written ends the run in the same way, at once, with the error of `BatchFile.append`."""
+    interrupted, the answers so far are kept, and requests that have not begun are not sent. The run ends when the
+    answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written ends the
+    run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
+    results: SimpleQueue[bool | Exception] = SimpleQueue()
+    shared, stopped = iter(todo), Event()
 
     def one(request: BatchRequest) -> bool:
         """Send one request, and append its answer to the file. Returns whether the status is 200. A failure is written
@@ -43,14 +46,36 @@ def run_batch(
         files.append(request.custom_id, answer)
         return bool(answer["response"]["status_code"] == 200)
 
-    pool = ThreadPoolExecutor(min(concurrency, max(1, len(todo))), thread_name_prefix="batch")
+    def work() -> None:
+        """Send one request after the other, until none is left or the run ends."""
+        for request in shared:
+            if stopped.is_set():
+                return
+            try:
+                results.put(one(request))
+            except Exception as error:
+                results.put(error)
+
+    # Python waits at its end for the threads of a ThreadPoolExecutor.
+    threads = [Thread(target=work, name=f"batch {i}", daemon=True) for i in range(min(concurrency, len(todo)))]
     try:
-        for done, answered in enumerate(as_completed([pool.submit(one, request) for request in todo]), 1):
-            failed += not answered.result()
+        for thread in threads:
+            thread.start()
+        for done in range(1, len(todo) + 1):
+            result = results.get()
+            if isinstance(result, Exception):
+                raise result
+            failed += not result
             if sys.stderr.isatty():
                 print(f"\r{done}/{len(todo)}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        stopped.set()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        stopped.set()
         if sys.stderr.isatty():
             print(file=sys.stderr)
     return failed

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +133,93 @@ def test_an_answer_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, m
         assert ended == ["fast"]
     finally:
         released.set()
+
+
+class SlowServer(ThreadingHTTPServer):
+    """Answers a request whose prompt is `slow` when `release` is set, and every other one after a slow one has come.
+    Calls `on_fast` before that."""
+
+    daemon_threads = True
+
+    def __init__(self, on_fast: Callable[[], object]) -> None:
+        super().__init__(("127.0.0.1", 0), _SlowHandler)
+        self.on_fast, self.slow_came, self.release = on_fast, threading.Event(), threading.Event()
+
+
+class _SlowHandler(BaseHTTPRequestHandler):
+    server: SlowServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["prompt"] == "slow":
+            self.server.slow_came.set()
+            self.server.release.wait(60)
+        else:
+            self.server.slow_came.wait(60)
+            self.server.on_fast()
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def run_against(server: SlowServer, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the command on the files `in` and `out` of the folder, against the server, while the context lasts."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    command = [sys.executable, "-m", "quire", "run-batch", "--base-url", f"http://127.0.0.1:{server.server_port}"]
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--max-concurrency", "2"]
+    process = subprocess.Popen([*command, *files], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        server.release.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_process_ends_after_a_write_error_while_requests_are_under_way(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("slow", prompt="slow"), line("fast"))
+
+    def replace_by_folder() -> None:
+        (tmp_path / "out").unlink()
+        (tmp_path / "out").mkdir()  # nobody can write to a folder
+
+    with run_against(SlowServer(replace_by_folder), tmp_path) as process:
+        _, errors = process.communicate(timeout=40)
+        assert process.returncode == 1 and "Is a directory" in errors
+
+
+def test_interrupted_run_keeps_the_answers_of_requests_under_way(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a", prompt="slow"), line("b", prompt="slow"), line("c"))
+    server = SlowServer(lambda: None)
+    with run_against(server, tmp_path) as process:
+        assert server.slow_came.wait(40)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        server.release.set()
+        process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert {answer["custom_id"] for answer in read(tmp_path / "out")} in ({"a"}, {"a", "b"})
+
+
+def test_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a", prompt="slow"))
+    server = SlowServer(lambda: None)
+    with run_against(server, tmp_path) as process:
+        assert server.slow_came.wait(40)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        process.communicate(timeout=40)
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("restart", [False, True])
