@@ -2,7 +2,7 @@
 with a good answer in it is not sent again.
 
 Answers are appended one line at a time. A run that is interrupted only loses the requests that were in flight; an
-incomplete last line is dropped. Lines end only at line feeds, because texts in JSON may contain other line separators.
+incomplete line is dropped. Lines end only at line feeds, because texts in JSON may contain other line separators.
 This module knows nothing of servers.
 """
 
@@ -50,6 +50,8 @@ class BatchFile:
         if not self._output.parent.is_dir():
             raise NotFound("BATCH_FILE", f"There is no folder {self._output.parent}.", "Make it, or give another -o.")
         self._lock = threading.Lock()
+        # The last answer may have been written in part, so the next one begins on a line of its own.
+        self._cut = False
         self._answers: dict[str, str] = {}
         if not restart:
             self._answers = _read_answers(self._output, {request.custom_id for request in self.requests})
@@ -64,13 +66,15 @@ class BatchFile:
         """Keep an answer, good or failed, and append it to the output file as one JSON line. A later answer to the same
         custom_id counts instead of an earlier one. Thread-safe. Raises FailedPrecondition if the file cannot be
         written; the answer is kept even so."""
-        line = json.dumps(answer, ensure_ascii=False)
+        line = _line_of(answer)
         with self._lock:
             self._answers[custom_id] = line
             try:
                 with self._output.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                    file.write("\n" * self._cut + line + "\n")
+                self._cut = False
             except OSError as error:
+                self._cut = True
                 raise _unwritable(self._output, error) from error
 
     def finish(self) -> None:
@@ -140,6 +144,16 @@ def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
             if good:
                 answers[value["custom_id"]] = line
     return answers
+
+
+def _line_of(answer: dict[str, Any]) -> str:
+    """Return the answer in JSON. An answer with half of a surrogate pair, which UTF-8 cannot encode, is in ASCII."""
+    line = json.dumps(answer, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return json.dumps(answer)
+    return line
 
 
 def _unwritable(path: Path, error: OSError) -> FailedPrecondition:

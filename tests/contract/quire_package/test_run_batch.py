@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -133,6 +134,35 @@ def test_an_answer_that_cannot_be_written_ends_the_run_at_once(tmp_path: Path, m
         assert ended == ["fast"]
     finally:
         released.set()
+
+
+def test_answer_with_half_of_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a"), line("\ud800"))
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    ids = ["a", "\ud800"]
+    answers = [{"custom_id": i, "response": {"status_code": 200, "body": {"text": "\udc00"}}} for i in ids]
+    for custom_id, answer in zip(ids, answers, strict=True):
+        files.append(custom_id, answer)
+    assert read(tmp_path / "out") == answers
+    files.finish()
+    assert read(tmp_path / "out") == answers
+    assert not BatchFile(str(tmp_path / "in"), str(tmp_path / "out")).todo()
+
+
+def test_answer_after_one_that_was_written_in_part_begins_on_a_new_line(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a"), line("b"))
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    cut, whole = ({"custom_id": i, "response": {"status_code": 200, "body": {"text": i * 99}}} for i in "ab")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))  # as on a full disk, a part is written
+        with pytest.raises(FailedPrecondition, match=r"Cannot write .*out: File too large"):
+            files.append("a", cut)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    files.append("b", whole)
+    first, second = (tmp_path / "out").read_text().splitlines()
+    assert first == json.dumps(cut)[:50] and json.loads(second) == whole
 
 
 class SlowServer(ThreadingHTTPServer):
