@@ -158,6 +158,38 @@ def test_reading_ends_with_the_context(tmp_path: Path, fails: bool) -> None:
     assert not _readers()
 
 
+def test_context_waits_once_for_all_reads_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, hanging = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: object) -> int:
+        hanging.release()
+        released.wait(60)
+        return 0
+
+    monkeypatch.setattr(reader, "usable_cores", lambda: 9)
+    monkeypatch.setattr(reader, "is_cached", lambda *_: False)
+    monkeypatch.setattr(reader, "_LAST_READS_S", 0.2)
+    monkeypatch.setattr(os, "preadv", hang)
+    joined, readers = list[float](), list[threading.Thread]()
+    join = threading.Thread.join
+
+    def record(thread: threading.Thread, timeout: float) -> None:
+        joined.append(timeout)
+        join(thread, timeout)
+
+    try:
+        with read_ahead(_sparse(tmp_path / "some.gguf", 8 * PIECE_BYTES)):
+            assert all(hanging.acquire(timeout=10) for _ in range(8))
+            readers = _readers()
+            monkeypatch.setattr(threading.Thread, "join", record)
+        assert len(readers) == len(joined) == 8 and sum(joined) < 0.4, "the first thread takes the whole time"
+    finally:
+        monkeypatch.undo()
+        released.set()
+        for thread in readers:
+            thread.join(10)
+
+
 @pytest.mark.parametrize(("load_format", "expected"), [("auto", [DEMO]), ("dummy", [])])
 def test_a_worker_reads_ahead_unless_its_weights_are_random(
     monkeypatch: pytest.MonkeyPatch, load_format: str, expected: list[Path]

@@ -1,7 +1,8 @@
-"""read_ahead: reads a model's weight files into the operating system's page cache while the worker starts.
+"""read_ahead: reads a model's weight files into the operating system's page cache until the model is loaded.
 
 The worker imports torch and starts the GPU before it loads weights. This takes seconds, during which the disk would
-otherwise be idle. The loader then finds the first gigabytes in memory.
+otherwise be idle. The loader then finds the first gigabytes in memory. Reading ahead goes on while the loader reads,
+up to 8 GiB in all. It does not know when loading ends: `model_source.load_configured` ends the context.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from quire_worker.threads.cores import usable_cores
 # Some reads at a time, of a size that keeps a disk busy, and not more threads than the import leaves cores.
 _THREADS = 8
 PIECE_BYTES = 8 << 20
-# More than a disk reads before the loader begins. A container with less memory would evict what the loader needs first.
+# Of files that are read until the model is loaded. The limit bounds what a container with little memory evicts before
+# the loader needs it.
 _MOST_BYTES = 8 << 30
+_LAST_READS_S = 1.0
 # Hugging Face's names of weight files, whole or in shards. The loader does not read copies under other names, such as
 # consolidated.safetensors.
 _WEIGHTS = "model*.safetensors"
@@ -31,7 +35,7 @@ def read_ahead(model: Path) -> Iterator[None]:
     """While the context lasts, read the safetensors files of a model folder, or the GGUF file `model`, from beginning
     to end, at most 8 GiB. Pieces that are known to be in the page cache are not read again. Files that cannot be read
     are left out, since the loader reports them. At the end of the context, each thread ends after the piece that it
-    reads; if that takes longer than a second, the context does not wait for it."""
+    reads. The context waits for all threads together, for a second at most."""
     pieces: queue.SimpleQueue[tuple[Path, int]] = queue.SimpleQueue()
     with contextlib.suppress(OSError):
         for piece in itertools.islice(_pieces(model), _MOST_BYTES // PIECE_BYTES):
@@ -61,8 +65,9 @@ def read_ahead(model: Path) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        until_s = time.monotonic() + _LAST_READS_S
         for thread in threads:
-            thread.join(1)
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _pieces(model: Path) -> Iterator[tuple[Path, int]]:
