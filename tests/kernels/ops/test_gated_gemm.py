@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,32 @@ def test_all_ways_of_the_h200_are_among_those_that_are_tried() -> None:
     assert {config for config in table.values() if config is not None} <= {*choose_gated.candidates(132)}
     assert table[8192, 28672, 4096] is not None and None in table.values(), "faster for many rows, not for all"
     assert table == read_gated_configs(Path(tables.__file__).parent / "h200_gated.json")
+
+
+def test_candidates_are_compared_with_two_kernels_for_few_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+
+    def run(call: Callable[[int], Tensor], calls: int) -> float:
+        call(0)
+        return 1.0
+
+    def counted(name: str) -> Callable[..., Tensor]:
+        right: Callable[..., Tensor] = getattr(TritonOps, name)
+
+        def count(*args: Any) -> Tensor:
+            launched.append(name)
+            return right(*args)
+
+        return count
+
+    monkeypatch.setattr(choose_gated, "_timed_us", run)
+    monkeypatch.setattr(choose_gated, "_random", lambda rows, columns: randn(rows, columns).to(DEVICE))
+    monkeypatch.setattr(choose_gated, "_COLD_BYTES", 1)
+    for name in ("linear", "gated_activation"):
+        monkeypatch.setattr(TritonOps, name, counted(name))
+    ops = TritonOps(PLAIN, DEVICE, GemmConfigs({(3, 2 * INNER, INPUTS): FEW}))
+    (entry,) = choose_gated.measure("a model", ops, [], 2 * INNER, INPUTS, [3])
+    assert launched == ["linear", "gated_activation"] and entry["way"] is None
 
 
 def test_products_of_a_device_have_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
