@@ -52,9 +52,21 @@ def test_gates_are_checked_with_their_activation(monkeypatch: pytest.MonkeyPatch
     assert len(check()) == 2
 
 
-def test_rows_that_are_left_out_are_told_of() -> None:
-    """A way of sixteen rows writes no seventeenth, whose place holds NaN."""
-    (told,) = failures({(17, *SHAPE): Tall(16, 16, 32, 4, 3)})
+@pytest.mark.parametrize(("rows", "config"), [(3, Gemv(8, 32, 4)), (17, Tall(16, 16, 32, 4, 3))])
+def test_way_for_fewer_rows_than_its_entry_is_an_error(rows: int, config: GemmConfig) -> None:
+    with pytest.raises(ValueError, match=f"{rows} rows are too many for"):
+        failures({(rows, *SHAPE): config})
+
+
+def test_rows_that_are_left_out_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written holds NaN."""
+    right = gemm.gemm
+
+    def leave_out(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor) -> Tensor:
+        return right(x[:16], weight, config, pdl, out[:16])
+
+    monkeypatch.setattr(gemm, "gemm", leave_out)
+    (told,) = failures({(17, *SHAPE): Tall(32, 16, 32, 4, 3)})
     assert told.startswith("17 rows by Tall") and "inf" in told
 
 

@@ -17,7 +17,7 @@ from quire_worker.ops.interface import AttentionRules, HeadNorm, HeadShape, QkNo
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.triton import attention, attention_plan, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, padded_length
-from quire_worker.ops.triton.gemm import GemmConfig, GemmConfigs, Gemv, Tall, gemm
+from quire_worker.ops.triton.gemm import GatedActivation, GemmConfig, GemmConfigs, Gemv, Tall, gemm
 from quire_worker.ops.triton.kv_splits import BEGIN, PARTS, WIDE
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
@@ -305,6 +305,25 @@ def test_products(rows: int, config: GemmConfig, biased: bool, dtype: torch.dtyp
     if weight.bias is not None:
         wanted += weight.bias.float()
     assert close(gemm(x.to(DEVICE), there, config, pdl=False), wanted)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [(3, Gemv(8, 32, 4)), (4, Gemv(8, 32, 4)), (17, Tall(16, 64, 32, 4, 3)), (65, Tall(64, 64, 32, 4, 3))],
+)
+def test_too_many_rows_for_a_config_are_an_error(
+    rows: int, config: GemmConfig, activation: GatedActivation | None
+) -> None:
+    with pytest.raises(ValueError, match=f"{rows} rows are too many for"):
+        gemm(randn(rows, 64).to(DEVICE), DenseWeight(randn(100, 64).to(DEVICE)), config, False, activation=activation)
+
+
+@pytest.mark.parametrize("config", [Gemv(8, 32, 4), Tall(16, 64, 32, 4, 3)])
+def test_gates_with_a_bias_are_an_error(config: GemmConfig) -> None:
+    weight = DenseWeight(randn(100, 64).to(DEVICE), randn(100, seed=3).to(DEVICE))
+    with pytest.raises(ValueError, match="adds no bias"):
+        gemm(randn(1, 64).to(DEVICE), weight, config, False, activation="silu")
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -46,6 +46,7 @@ class Tall:
 
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
+_GEMV_ROWS = 2
 GemmConfig = Gemv | Tall
 GatedActivation = Literal["silu", "gelu_tanh"]
 Shape = tuple[int, int, int]
@@ -160,12 +161,16 @@ def gemm(
     *,
     activation: GatedActivation | None = None,
 ) -> Tensor:
-    """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. R must be at most
-    2 for a Gemv, and at most `columns` for a Tall. With an activation, the outputs are gates and then ups, and the
-    result is activation(gates) * ups, [R, outputs / 2]; the weight must have no bias. The result is written to `out` if
-    given. `pdl`: see launch.py."""
+    """Compute x [R, inputs] @ weight.T + bias with the given kernel config, and return [R, outputs]. With an
+    activation, the outputs are gates and then ups, and the result is activation(gates) * ups, [R, outputs / 2]. The
+    result is written to `out` if given. `pdl`: see launch.py. Raises ValueError if R is more than 2 for a Gemv, or more
+    than `columns` for a Tall, and for an activation with a bias."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
+    if rows > (_GEMV_ROWS if isinstance(config, Gemv) else config.columns):
+        raise ValueError(f"{rows} rows are too many for {config}")
+    if activation is not None and weight.bias is not None:
+        raise ValueError("the kernel adds no bias to gates")
     y = empty_like_rows(x, outputs if activation is None else outputs // 2) if out is None else out
     constants: dict[str, Any] = {
         "INPUTS": inputs,
