@@ -1,5 +1,6 @@
 """The cases of a decode step's kernels from token ids to logits: the kernels of each layer, the embedding and the head.
-The gated linear layer of prompts is here too, because it uses the same weights.
+The gated linear layer is one kernel where the worker's tables have a config for it, else a GEMM and an activation. That
+of prompts is here too, because it uses the same weights.
 
 Weights, keys and values are cold (not in a cache). The output of one kernel is as warm for the next as in a step.
 """
@@ -51,9 +52,13 @@ class DecoderKernels:
         yield self._embedding(batch)
         yield from self._norms(batch)
         for role in self._weights:
-            yield self._product(role, batch)
+            if role == "gate_up" and self._gates_in_one_kernel(batch):
+                yield self.gated_product(batch)
+            else:
+                yield self._product(role, batch)
         yield from self.attention(batch, context, alone=False)
-        yield self._activation(batch)
+        if not self._gates_in_one_kernel(batch):
+            yield self._activation(batch)
 
     def attention(self, batch: int, context: int, *, alone: bool = True) -> Iterator[KernelCase]:
         """Yield the case of decode attention and, unless only that is wanted, of the kernel before it, which writes the
@@ -84,8 +89,7 @@ class DecoderKernels:
         )
 
     def gated_product(self, rows: int) -> KernelCase:
-        """Yield the case of a prompt's gated linear layer: one kernel or, if the table has none, a GEMM and an
-        activation."""
+        """Return the case of a gated linear layer: one kernel or, if the tables have none, a GEMM and an activation."""
         bench, weights = self._bench, self._weights["gate_up"]
         outputs, inputs = weights[0].data.shape
         x = bench.random(rows, inputs)
@@ -95,6 +99,10 @@ class DecoderKernels:
             return bench.ops.gated_linear(x, weights[index % len(weights)], "silu")
 
         return KernelCase(f"gated product {outputs} x {inputs}, {rows} rows", run, cost)
+
+    def _gates_in_one_kernel(self, rows: int) -> bool:
+        weight = self._weights["gate_up"][0].data
+        return self._bench.ops.gemm_configs.gated_config_for(rows, *weight.shape) is not None
 
     def _embedding(self, rows: int) -> KernelCase:
         bench, (table, *_) = self._bench, self._weights["head"]

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from bench.gpu.kernel_table import roofline
+from bench.gpu.kernel_table.decoder_kernels import DecoderKernels
 from bench.gpu.kernel_table.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
 from bench.gpu.record import Recorder
 from bench.gpu.shapes import TINY
 from quire_worker.ops.triton import kernels
+from quire_worker.ops.triton.gemm import GemmConfigs, Tall
 from quire_worker.profile import kernel_parts
 from quire_worker.profile.cost import Cost
 from quire_worker.profile.floor import Peak
@@ -40,6 +42,17 @@ def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyP
     assert found["gated product 160 x 48, 40 rows"].cost == Cost(1, 4 * (160 * 48 + 40 * (48 + 80)), 2 * 40 * 48 * 160)
     tiled, by_torch = (found[f"prefill attention 2 x 40, {config}"] for config in ("tiles", "torch"))
     assert tiled.cost == by_torch.cost and tiled.cost.flops == 2 * 4 * 4 * 16 * 40 * 41 // 2
+
+
+def test_gates_have_a_row_for_the_kernels_that_compute_them() -> None:
+    """A table with a config for two rows: one kernel computes gates and activation of up to two sequences."""
+    bench = roofline.bench_of(TINY, on_gpu=False)
+    bench.ops.gemm_configs = GemmConfigs({(2, 160, 48): Tall(16, 16, 16, 4, 3)})
+    decoder = DecoderKernels(bench)
+    apart = {"gate_up 160 x 48", "silu"}
+    for batch, own in ((1, {"gated product 160 x 48, 1 rows"}), (2, {"gated product 160 x 48, 2 rows"}), (3, apart)):
+        names = {case.name for case in decoder.cases(batch, 40)}
+        assert {name for name in names if "gate" in name or name == "silu"} == own
 
 
 def test_cold_copies_exceed_the_cache() -> None:
@@ -102,8 +115,9 @@ def test_a_profile_looks_for_kernels_by_their_names() -> None:
 def test_the_whole_table_can_be_launched() -> None:
     told = run_uninterpreted("-m", "tests.kernels.gpu_check.bound", timeout_s=300)
     rows = [line.split(" ", 2) for line in told.splitlines()]
-    # 20 at each batch, decode attention of 32 x 8192, and four of prompts.
-    assert len(rows) == len({name for _, _, name in rows}) == 2 * (3 * 20 + 1 + 4)
+    # 20 at each batch, less one where one kernel computes gates and activation (batch 1 and 32); decode attention of 32
+    # x 8192, and four of prompts.
+    assert len(rows) == len({name for _, _, name in rows}) == 2 * (3 * 20 - 2 + 1 + 4)
     # Fills, of which two are behind thresholds, are torch's.
     wrong = [row for row in rows if not 1 <= int(row[0]) <= int(row[1]) <= int(row[0]) + 2]
     assert not wrong, wrong

@@ -80,6 +80,13 @@ class GemmConfigs:
                 return self._table[known, outputs, inputs]
         return None
 
+    def gated_config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | GemmConfig | None:
+        """Return the config of the kernel that computes a linear layer without a bias together with its activation;
+        outputs are gates and ups. None: if batch-invariant, or if neither table has a config for the shape."""
+        if self.batch_invariant:
+            return None
+        return self._gated.config_for(rows, outputs, inputs) or self.config_for(rows, outputs, inputs)
+
     def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
         """Compute x @ weight.T + bias, [R, outputs] of x's type, from x [R, inputs]. The kernel is the batch-invariant
         one, the one that the table names, or else cuBLAS's. The result is written to `out` if given. `pdl`: see
@@ -95,17 +102,15 @@ class GemmConfigs:
     def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """Compute [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) in one kernel, from x [R,
         inputs]. The activation is gelu in its tanh form with `gelu`, else silu. `pdl`: see launch.py. Raises TypeError
-        unless the weight is dense. Returns None if the caller must run a GEMM and an activation: with a bias, if
-        batch-invariant, or if neither table has a config for the shape."""
+        unless the weight is dense. Returns None if the caller must run a GEMM and an activation: with a bias, or if
+        `gated_config_for` has no config."""
         weight = as_dense(weight)
-        if self.batch_invariant or weight.bias is not None:
+        config = self.gated_config_for(x.shape[0], *weight.data.shape)
+        if config is None or weight.bias is not None:
             return None
-        shape = x.shape[0], *weight.data.shape
-        many = self._gated.config_for(*shape)
-        if many is not None:
-            return gated_gemm(x, weight.data, many, pdl, gelu=gelu)
-        few = self.config_for(*shape)
-        return None if few is None else gemm(x, weight, few, pdl, activation="gelu_tanh" if gelu else "silu")
+        if isinstance(config, GatedGemmConfig):
+            return gated_gemm(x, weight.data, config, pdl, gelu=gelu)
+        return gemm(x, weight, config, pdl, activation="gelu_tanh" if gelu else "silu")
 
 
 def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:

@@ -57,7 +57,7 @@ class TritonOps:
         self._shape = shape
         self._group = shape.heads // shape.kv_heads
         self._device = device
-        self._gemm_configs = gemm_configs
+        self.gemm_configs = gemm_configs
         self.batch_invariant = gemm_configs.batch_invariant
         """Whether the bits of a row depend on this row alone. Then work is divided in the same way for any number of
         rows."""
@@ -118,7 +118,7 @@ class TritonOps:
         x.add_(table.index_select(0, self.positions(plan)))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return self._gemm_configs.gemm(x, weight, self.pdl)
+        return self.gemm_configs.gemm(x, weight, self.pdl)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
         """Return the linear layer's result for the next norm to add, if x has fewer than 1024 rows or with
@@ -205,7 +205,7 @@ class TritonOps:
         activation."""
         whole = None
         if activation in _KERNEL_ACTIVATIONS:
-            whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
+            whole = self.gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -230,7 +230,7 @@ class TritonOps:
         next call overwrites, if its rows suffice; else in fresh memory."""
         kept = self.kept_logits
         out = kept[: len(x)] if kept is not None and len(x) <= len(kept) else None
-        logits = self._gemm_configs.gemm(x, weight, self.pdl, out)
+        logits = self.gemm_configs.gemm(x, weight, self.pdl, out)
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
