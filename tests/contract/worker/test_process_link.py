@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import pytest
 
+from quire_worker.side_process import process_link
 from quire_worker.side_process.frames import Frame, ProcessFrameKind
 from quire_worker.side_process.process_link import LinkTimeouts, ProcessKind, ProcessLink, ProcessLost
 
 WAIT_S = 60.0
 QUICK = LinkTimeouts(first_backoff_s=0.01, max_backoff_s=0.01)
+
+
+class Warnings:
+    """Stands for the link's log: the text and the reason of each warning."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def warning(self, text: str, *, reason: str, **_: object) -> None:
+        self.seen.append((text, reason))
 
 
 def await_lost_processes(kind: ProcessKind, processes: int) -> None:
@@ -54,12 +66,13 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
     """At the first loss, no descriptor is left."""
     connect, spawn, calls = ProcessLink._connect, ProcessLink._spawn, list[ProcessLink]()
     accepted, started = {1: True}, list[int]()
+    counted, lost_by = list[None](), list[int]()
     enough = threading.Event()
 
     def fails_once(link: ProcessLink) -> object:
         calls.append(link)
         if len(calls) == 2:
-            raise OSError("too many open files")
+            raise OSError(errno.EMFILE, "too many open files")
         return connect(link)
 
     def record(link: ProcessLink, socket_fd: int) -> object:
@@ -70,13 +83,20 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
         """Send a frame to the next process, as the matcher's client sends OPEN."""
         incarnation = len(accepted) + 1
         accepted[incarnation] = calls[0].send(incarnation, Frame(ProcessFrameKind.PING))
+        lost_by.append(len(counted))
         if incarnation == 4:
             enough.set()
 
     monkeypatch.setattr(ProcessLink, "_connect", fails_once)
     monkeypatch.setattr(ProcessLink, "_spawn", record)
+    monkeypatch.setattr(process_link, "log", warnings := Warnings())
     kind = ProcessKind(
-        "the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None, buffers_while_restarting=True
+        "the helper",
+        ("true",),
+        ProcessFrameKind,
+        "helper-link",
+        lambda: counted.append(None),
+        buffers_while_restarting=True,
     )
     link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, on_frames, QUICK)
     try:
@@ -85,3 +105,7 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
         link.close()
     assert not accepted[2] and accepted[3]
     assert started[:2] == [1, 3], "the second incarnation's frames were refused"
+    assert lost_by[:3] == [1, 1, 2], "no process was lost with the second incarnation"
+    gone, no_socket, gone_again = warnings.seen[:3]
+    assert gone[0] == gone_again[0] == "the helper's process is gone"
+    assert no_socket == ("the helper's next process has no socket", "[Errno 24] too many open files")

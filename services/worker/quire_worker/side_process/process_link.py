@@ -3,7 +3,8 @@ effects of the frames.
 
 One thread starts the process, reads from it, and starts another when it ends or hangs. Each process with its frames is
 one *incarnation*: a frame for one incarnation is never sent to a later one. The first has the number 1, and each
-ProcessLost ends one.
+ProcessLost ends one. If frames should be buffered for the next process, but the system has no socket for it, the next
+incarnation ends without a process.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ DEFAULT_TIMEOUTS = LinkTimeouts()
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """Stands in the queue of frames for a process that has ended and lost its state. Later frames come from the next
-    process."""
+    """Stands in the queue of frames for an incarnation that has ended: its process has ended and lost its state, or it
+    had no process, and its frames were refused. Later frames come from the next incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ProcessKind:
     """The name of the link's thread."""
     on_lost: Callable[[], None]
     """Called by the link's thread, for a metric, after each process that ended, was ended or failed to start, but not
-    once the link closes. Its errors are logged."""
+    for an incarnation without a process, and not once the link closes. Its errors are logged."""
     buffers_while_restarting: bool = False
     """Whether `send` buffers frames for the next process as soon as one is lost. Otherwise it refuses frames until the
     next process starts."""
@@ -131,7 +132,8 @@ class ProcessLink:
         return True
 
     def take_frame(self) -> Frame | ProcessLost | None:
-        """Return the next frame from the process, or ProcessLost if a process has ended; None if nothing has come."""
+        """Return the next frame from the process, or ProcessLost if an incarnation has ended; None if nothing has
+        come."""
         return self._inbox.popleft() if self._inbox else None
 
     def give_up(self, incarnation: int, why: str) -> None:
@@ -155,40 +157,49 @@ class ProcessLink:
         os.close(self._wake_fd)
 
     def _main(self) -> None:
-        """Run one process after another, on the link's thread, until `close`. When one ends, begin the next incarnation
-        (its socket too, if it buffers while restarting), call `on_lost`, log a warning, queue ProcessLost, call
+        """Run one process after another, on the link's thread, until `close`. When one ends, call `on_lost`, log a
+        warning, begin the next incarnation (its socket too, if it buffers while restarting), queue ProcessLost, call
         `on_frames`, and wait before the next: 0.1 s, twice as long (at most 5 s) after each process that did not live
-        for 10 s."""
+        for 10 s. An incarnation whose socket could not be made, which is logged, has no process to lose: it ends with
+        ProcessLost alone."""
         # Inherited by the process: a signal to the whole group finds it deaf from its first instruction on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
         while True:
-            started = time.monotonic()
-            try:
-                reason = self._run_process()
-            except Exception as error:
-                log.exception("a process link failed", process=self._kind.name)
-                reason = type(error).__name__
-            if self._closing:
-                return
-            if time.monotonic() - started >= self._timeouts.steady_s:
-                backoff_s = self._timeouts.first_backoff_s
+            # Without a socket, `send` has refused this incarnation's frames, such as OPEN of the matcher.
+            if self._first is not None or not self._kind.buffers_while_restarting:
+                started = time.monotonic()
+                try:
+                    reason = self._run_process()
+                except Exception as error:
+                    log.exception("a process link failed", process=self._kind.name)
+                    reason = type(error).__name__
+                if self._closing:
+                    return
+                if time.monotonic() - started >= self._timeouts.steady_s:
+                    backoff_s = self._timeouts.first_backoff_s
+                self._report_loss(reason, backoff_s)
             with self._lock:
                 self._incarnation += 1
             if self._kind.buffers_while_restarting:
-                with suppress(OSError):  # no descriptor is left: the next incarnation ends without a process
+                try:
                     self._first = self._connect()
-            try:
-                self._kind.on_lost()
-            except Exception:
-                log.exception("the end of a process was not counted", process=self._kind.name)
-            log.warning(f"{self._kind.name}'s process is gone", reason=reason, restart_in_s=backoff_s)
+                except OSError as error:
+                    log.warning(f"{self._kind.name}'s next process has no socket", reason=str(error))
             self._inbox.append(ProcessLost())
             self._on_frames()
             self._rest(backoff_s)
             if self._closing:
                 return
             backoff_s = min(2 * backoff_s, self._timeouts.max_backoff_s)
+
+    def _report_loss(self, reason: str, backoff_s: float) -> None:
+        """Call `on_lost`, and log that a process has ended."""
+        try:
+            self._kind.on_lost()
+        except Exception:
+            log.exception("the end of a process was not counted", process=self._kind.name)
+        log.warning(f"{self._kind.name}'s process is gone", reason=reason, restart_in_s=backoff_s)
 
     def _rest(self, time_s: float) -> None:
         """Wait for `time_s`, or until the link closes. Calls of `send` do not end the wait."""
@@ -213,10 +224,7 @@ class ProcessLink:
     def _run_process(self) -> str:
         """Run one process from its start to its end. Returns a text with the reason for the end and the exit code.
         If the start fails, or the process sends bytes that are no frame, that error is raised, after the process has
-        been ended. Starts none if frames should have been buffered for it, and its socket could not be made."""
-        if self._first is None and self._kind.buffers_while_restarting:
-            # `send` has refused this incarnation's frames, such as OPEN of the matcher. The next one's are accepted.
-            return "no descriptor was left for its socket"
+        been ended."""
         (ours, theirs), self._first = self._first or self._connect(), None
         code: int | None = None
         try:
