@@ -125,7 +125,7 @@ class Encoder:
             raise InvalidArgument(
                 "NO_TOOL_PARSER",
                 "The request has tools, but the tokenizer has no parser for this model's tool calls.",
-                "Start the tokenizer with --tool-call-parser, or set tool_choice to none.",
+                "Start the tokenizer with --tool-call-parser, or leave the tools out.",
                 param="tools",
             )
 

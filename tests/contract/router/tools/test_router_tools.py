@@ -138,6 +138,13 @@ async def test_tools_without_a_parser_are_refused(tmp_path: Path) -> None:
         error = await router.chat("x", tools=TOOLS)
         assert error.status_code == 400
         assert error.json()["error"]["code"] == "NO_TOOL_PARSER"
+        message = {"model": "fake", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+        tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        anthropic = await router.http.post("/v1/messages", json={**message, "tools": tools})
+        assert anthropic.status_code == 400
+        for refused in (error, anthropic):
+            said = refused.json()["error"]["message"]
+            assert said.endswith("or leave the tools out."), "which each API can do"
 
 
 async def test_logprobs_and_token_ids_come_with_the_last_chunk_of_their_tokens(tmp_path: Path) -> None:
