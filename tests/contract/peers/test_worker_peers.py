@@ -228,11 +228,18 @@ def test_peer_port_address_follows_the_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(errno.EADDRINUSE, "PORT_IN_USE"), (errno.EADDRNOTAVAIL, "BAD_VALUE"), (errno.EACCES, "BAD_VALUE")],
+    ("number", "code", "fix"),
+    [
+        (errno.EADDRINUSE, "PORT_IN_USE", "Choose another port with --peer-listen"),
+        (errno.EADDRNOTAVAIL, "BAD_VALUE", "Choose an address of this host"),
+        (errno.EACCES, "BAD_VALUE", "Choose an address of this host"),
+        (errno.EMFILE, "BAD_VALUE", "Let the worker open more files (ulimit -n), or set --peer-listen to off"),
+        (errno.ENFILE, "BAD_VALUE", "Let the system open more files"),
+        (errno.ENOBUFS, "BAD_VALUE", "Free memory"),
+    ],
 )
 def test_peer_port_that_cannot_be_opened_is_refused_with_the_cause(
-    number: int, code: str, monkeypatch: pytest.MonkeyPatch
+    number: int, code: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> socket.socket:
         raise OSError(number, os.strerror(number))
@@ -241,6 +248,7 @@ def test_peer_port_that_cannot_be_opened_is_refused_with_the_cause(
     with pytest.raises(ConfigError, match=os.strerror(number)) as error:
         PeerListeners(WorkerConfig(peer_listen="192.0.2.1:80", peer_transport="tcp"))
     assert error.value.code == code and error.value.param == "peer_listen"
+    assert error.value.fix.startswith(fix)
 
 
 def test_worker_on_all_interfaces_names_its_routes_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,13 @@ OFF = "off"
 _ANY_HOST = ("0.0.0.0", "::")
 # Of networks for documentation: nobody's.
 _ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+# The fixes of errors that have nothing to do with the address.
+_FIXES = {
+    errno.EMFILE: "Let the worker open more files (ulimit -n)",
+    errno.ENFILE: "Let the system open more files (fs.file-max)",
+    errno.ENOBUFS: "Free memory of this host",
+    errno.ENOMEM: "Free memory of this host",
+}
 # All pulls of another worker may begin at once.
 _BACKLOG = 256
 
@@ -154,17 +161,19 @@ class PeerListeners:
 def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
     """Make a socket on the address that option `name` gives; `auto`: a free port on the host of --listen. Raises
     ConfigError if that fails: PORT_IN_USE if the port is taken, BAD_VALUE otherwise, such as for an address of another
-    host, or a port that this user may not open."""
+    host, a port that this user may not open, or no free descriptor."""
     host, port = _place(config, name)
     try:
         return make(host, port, socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
+        in_use, flag = error.errno == errno.EADDRINUSE, _flag(name)
         wanted = "another port" if in_use else "an address of this host and a port that this user may open"
+        choice = f"Choose {wanted} with {flag} (auto picks a free port on the host of --listen, off is none)."
+        other = _FIXES.get(error.errno or 0)
         raise ConfigError(
             "PORT_IN_USE" if in_use else "BAD_VALUE",
             f"The worker's peer port cannot listen on {join_address(host, port)}: {error.strerror}.",
-            f"Choose {wanted} with {_flag(name)} (auto picks a free port on the host of --listen, off is none).",
+            choice if other is None else f"{other}, or set {flag} to off: then there is no such port.",
             param=name,
         ) from error
 
