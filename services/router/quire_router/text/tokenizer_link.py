@@ -167,8 +167,8 @@ class TokenizerLink:
             await asyncio.gather(*signs, return_exceptions=True)
 
     async def _wait_while_serving(self) -> None:
-        """Return when the health service says that the tokenizer serves no more, or when the health service does not
-        answer. If the tokenizer has no health service, never return."""
+        """Return when the health service says that the tokenizer serves no more, does not answer, or sends an answer
+        that cannot be read. If the tokenizer has no health service, never return."""
         call = self._health.Watch(health_pb2.HealthCheckRequest())
         try:
             async for response in call:
@@ -177,6 +177,8 @@ class TokenizerLink:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # then only calls can tell
                 await asyncio.Event().wait()
+        except Exception:
+            log.exception("health stream failed", instance=self.instance)
         finally:
             call.cancel()
 
@@ -194,6 +196,8 @@ class TokenizerLink:
                 log.debug("tokenizer does not answer", instance=self.instance, code=error.code().name)
             except QuireError as error:
                 log.warning("tokenizer sent an unreadable info", instance=self.instance, reason=str(error))
+            except Exception:  # gRPC makes None of an answer that cannot be parsed
+                log.exception("tokenizer probe failed", instance=self.instance)
             await backoff.wait()
 
     async def _serves(self) -> bool:
