@@ -10,6 +10,8 @@ import pytest
 from tests.fakes.router.router_rig import RouterRig, router_rig
 from tests.fakes.scheduler.fake_scheduler import FakeScheduler
 
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
 
 def events(text: str) -> list[tuple[str, Any]]:
     """Name and data of each; both must agree."""
@@ -117,13 +119,24 @@ async def test_count_tokens_equals_the_tokens_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "thinking",
-    [{}, {"type": "on"}, {"type": "enabled"}, {"type": "adaptive", "budget_tokens": 9}, {"effort": 1}],
+    "fields",
+    [
+        *(
+            {"thinking": thinking}
+            for thinking in ({}, {"type": "on"}, {"type": "enabled"}, {"type": "adaptive", "budget_tokens": 9})
+        ),
+        {"thinking": {"effort": 1}},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+        {"output_config": {"unknown": 1}},
+        {"output_config": {"format": {"type": "yaml"}}},
+        {"output_format": {"type": "json_schema"}},
+        {"output_config": {"format": FORMAT}, "output_format": FORMAT},
+    ],
     ids=str,
 )
-async def test_count_tokens_refuses_the_thinking_that_messages_refuse(thinking: dict[str, Any]) -> None:
+async def test_count_tokens_refuses_what_messages_refuse(fields: dict[str, Any]) -> None:
     async with router_rig() as rig:
-        body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "thinking": thinking}
+        body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], **fields}
         counted = await rig.http.post("/v1/messages/count_tokens", json=body)
         created = await rig.http.post("/v1/messages", json={**body, "max_tokens": 4})
         assert counted.status_code == created.status_code == 400

@@ -63,11 +63,14 @@ def parse_messages(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
 
 
 def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> CountRequest:
-    """Parse a body of /v1/messages/count_tokens. `thinking` is checked as in `parse_messages`, and changes nothing.
-    Raises InvalidArgument, Unsupported."""
+    """Parse a body of /v1/messages/count_tokens. All fields are checked as in `parse_messages`, although `thinking` and
+    the format of the answer change nothing. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COUNT_TOKENS)
+    prompt = conversation_of(values)
     _thinking(values["thinking"])
-    return CountRequest(values["model"], conversation_of(values))
+    _is_parallel(values["tool_choice"] or {})
+    _output_format(values)
+    return CountRequest(values["model"], prompt)
 
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
