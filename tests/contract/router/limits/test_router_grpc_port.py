@@ -13,6 +13,7 @@ import pytest
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry.metrics import registry
 from quire_router.front.grpc import grpc_limits
+from quire_router.front.http import admin
 from tests.fakes.router.router_faults import until
 from tests.fakes.router.router_rig import RouterRig, router_rig
 
@@ -186,22 +187,34 @@ async def test_concurrent_grpc_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
             await channel.close()
 
 
+async def closed_of(address: str, count: int) -> int:
+    """How many of so many connections the router closes at once."""
+    host, port = address.rsplit(":", 1)
+    pairs = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
+    closed = 0
+    for reader, _ in pairs:
+        try:
+            closed += await asyncio.wait_for(reader.read(1), 0.5) == b""
+        except ConnectionResetError:
+            closed += 1
+        except TimeoutError:
+            continue
+    for _, writer in pairs:
+        writer.close()
+    return closed
+
+
 async def test_http_connections_are_bounded() -> None:
     async with router_rig(max_connections=3) as rig:
-        host, port = rig.router.http.address.rsplit(":", 1)
-        pairs = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
-        closed = 0
-        for reader, _ in pairs:
-            try:
-                closed += await asyncio.wait_for(reader.read(1), 0.5) == b""
-            except ConnectionResetError:
-                closed += 1
-            except TimeoutError:
-                continue
-        assert closed == 3
-        for _, writer in pairs:
-            writer.close()
+        assert await closed_of(rig.router.http.address, 6) == 3
         assert registry.get_sample_value("quire_router_http_refused_total", {"cause": "TOO_MANY_CONNECTIONS"})
+
+
+async def test_connections_to_the_port_for_metrics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MAX_CONNECTIONS", 3)
+    async with router_rig(metrics_listen="127.0.0.1:0", max_connections=5) as rig:
+        assert rig.router.admin.http is not None
+        assert await closed_of(rig.router.admin.http.address, 6) == 3
 
 
 async def test_refusals_are_counted_by_cause(rig: RouterRig) -> None:

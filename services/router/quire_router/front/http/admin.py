@@ -3,7 +3,7 @@ the scope `metrics`, and every other path but the probes one with the scope `adm
 
 Operators pause and drain this router process here. Administrative paths of vLLM that need an engine are refused by
 name. The port opens only if `--metrics-listen` names an address. Without keys, only programs of the same machine may
-change anything, and web pages may not.
+change anything, and web pages may not. The port has as many connections at most as the metrics ports of other services.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 
 from quire_common.config import split_address
 from quire_common.errors import Unsupported
+from quire_common.telemetry.metrics_server import MAX_CONNECTIONS
 from quire_router.front.http.admin_guard import check_administrator
 from quire_router.front.http.edge import METRICS_PATH, Edge
 from quire_router.front.http.server import HttpServer
@@ -75,7 +76,15 @@ class AdminPort:
         if config.metrics_listen:
             host, port = split_address(config.metrics_listen, "metrics_listen")
             edge = Edge(self.routes, keys, rates, _MAX_BODY_BYTES, ADMIN)
-            self.http = HttpServer(edge, host, port, config.ssl_certfile, config.ssl_keyfile, flag="metrics-listen")
+            self.http = HttpServer(
+                edge,
+                host,
+                port,
+                config.ssl_certfile,
+                config.ssl_keyfile,
+                flag="metrics-listen",
+                max_connections=MAX_CONNECTIONS,
+            )
 
     async def start(self) -> None:
         """Open the port, if one is configured; return when it accepts connections."""
