@@ -12,8 +12,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidArgument
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from quire.local.private_network import PrivateNetwork
 
 _KV_EVENTS_ENDPOINT = "tcp://127.0.0.1:5557"
+_ROOT = Path("/")
 _TCP = re.compile(r"(tcp://.+):(\d+)")
 
 
@@ -283,9 +285,38 @@ def replica_of(member: str) -> tuple[str, str]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores on which this process may run; all cores of the machine on systems that do not say,
-    such as macOS."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use, at least 1: those of its affinity (all of the machine on
+    systems that do not say, such as macOS), and at most as many whole cores as the CPU quotas of its cgroups allow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *_cpu_quotas()]))
+
+
+def _cpu_quotas() -> Iterator[int]:
+    """Yield the CPU quotas, in whole cores, of this process's cgroups (version 1 or 2) and of those around them, for
+    cgroups in their usual folders. Groups without a quota are left out."""
+    for line in _text(_ROOT / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = _ROOT / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        folder = top / path.lstrip("/")
+        if not folder.is_dir():  # a container that sees the host's path finds its own group at the top
+            folder = top
+        for each in (folder, *folder.parents):
+            text = _text(each / "cpu.max") or _text(each / "cpu.cfs_quota_us") + _text(each / "cpu.cfs_period_us")
+            quota, _, period = " ".join(text.split()).partition(" ")
+            if quota.isdigit() and period.isdigit() and int(period):  # none is "max" or -1
+                yield int(quota) // int(period)
+            if each == top:
+                break
+
+
+def _text(path: Path) -> str:
+    """Return the file's text; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _worker_threads(replicas: int) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.doctor.machine import check_cores
 from quire.errors import InvalidArgument
-from quire.local.spec import SERVICES, StackSpec, replica_of, role_of, service_of
+from quire.local import spec as spec_module
+from quire.local.spec import SERVICES, StackSpec, replica_of, role_of, service_of, usable_cores
 from quire_kvstore.config import KvstoreConfig
 from quire_router.config import RouterConfig
 from quire_scheduler.config import SchedulerConfig
@@ -117,11 +119,44 @@ def test_each_replica_publishes_its_events_at_a_socket_file_of_its_own() -> None
     assert config == {"endpoint": "ipc:///tmp/events_1", "replay_endpoint": "ipc:///tmp/replay_1", "bind": True}
 
 
-def test_workers_share_the_cores_of_a_system_that_tells_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_the_cores_of_a_system_that_tells_no_affinity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec_module, "_ROOT", tmp_path)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert options(StackSpec("test", "a-model", replicas=3), "worker-1")["torch-threads"] == "2"
     assert check_cores().found == "12 cores"
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "400000 100000"}, 4),
+        ("0::/", {"cpu.max": "max 100000"}, 12),
+        ("0::/pod/box", {"pod/box/cpu.max": "max 100000", "pod/cpu.max": "650000 100000"}, 6),
+        ("0::/of/the/host", {"cpu.max": "300000 100000"}, 3),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("3:cpu,cpuacct:/box", {"cpu/box/cpu.cfs_quota_us": "200000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 2),
+        ("3:cpu:/docker/12", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ("3:cpu:/box", {"cpu/box/cpu.cfs_quota_us": "-1\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 12),
+        ("nonsense", {"cpu.max": "lots of it"}, 12),
+    ],
+)
+def test_workers_share_the_cores_that_cpu_quotas_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], cores: int
+) -> None:
+    tree = {
+        "proc/self/cgroup": f"5:memory:/other\n{group}\n",
+        **{f"sys/fs/cgroup/{name}": files[name] for name in files},
+    }
+    for name, text in tree.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(spec_module, "_ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12), raising=False)
+    assert usable_cores() == cores
+    assert options(StackSpec("test", "a-model"), "worker")["torch-threads"] == str(max(1, cores // 2))
 
 
 def test_what_a_scheduler_is_to_complain_of_reaches_it_as_it_is() -> None:
