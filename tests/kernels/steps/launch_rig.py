@@ -22,7 +22,7 @@ from quire_worker.cuda.masks.device_masks import DeviceMasks
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import Tiling
 from quire_worker.engine.ports import Device, StepOutcome
-from quire_worker.engine.spec import EngineSpec
+from quire_worker.engine.spec import STEP_TIMEOUT_S, EngineSpec
 from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.ops.interface import HeadShape
 from quire_worker.sampling.logits_state import LogitsState
@@ -64,6 +64,10 @@ class NoStream:
     def synchronize(self) -> None:
         """Nothing."""
 
+    def query(self) -> bool:
+        """It has."""
+        return True
+
 
 def interpreted_device(model: LastTokenModel, *, masks: MaskRing | None = None) -> Device:
     spec = EngineSpec(4, 64, VOCAB, 16, 2, (), slots=SLOTS, logits_processors=PROCESSORS, masks=masks)
@@ -75,12 +79,14 @@ def cuda_device(
     graphs: Callable[[StepBody, Tiling], Any] = lambda *_: None,
     *,
     masks: MaskRing | None = None,
+    step_timeout_s: float = STEP_TIMEOUT_S,
 ) -> Device:
     pages = torch.zeros(1)
     there = None if masks is None else DeviceMasks(masks, pages.device, SLOTS, 32)
     body = StepBody(model, pages, 1 << 16, SLOTS, 32, there)  # type: ignore[arg-type]  # a model that is made up
     tiling = Tiling.of(model.head_shape, torch.device("cpu"))
-    return CudaDevice(body, tiling, graphs(body, tiling), NoStream(), None, PROCESSORS)  # type: ignore[arg-type]  # no stream of CUDA's
+    stream: Any = NoStream()
+    return CudaDevice(body, tiling, graphs(body, tiling), stream, None, PROCESSORS, step_timeout_s)
 
 
 def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ ends the device by name. Of the interpreted device, and of CudaDevice itself ove
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,13 @@ from quire_common.credit import Finish, KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import Internal
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.cuda import cuda_device as cuda_device_module
 from quire_worker.cuda import step_extras
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.matcher.mask_ring import MaskRing
 from quire_worker.replica import ServedModel
 from quire_worker.step import PromptScores
 from tests.fakes.worker.some_processors import PROCESSORS
@@ -184,12 +187,39 @@ def test_an_error_of_cuda_ends_the_device_by_name(
     assert not rig.step([0, 1], 0).failed
     model.before = break_down
     if later:
-        monkeypatch.setattr(NoStream, "synchronize", _raise)
+        monkeypatch.setattr(NoStream, "query", _raise)
     for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.take_outcomes, rig.device.drain):
         with pytest.raises(Internal) as caught:
             call()
         assert caught.value.code == "DEVICE_BROKEN" and caught.value.fix
     rig.device.close()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_gpu_that_hangs_after_a_failed_launch_ends_the_device_by_name(
+    alone: bool, no_streams: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the stream hangs, or a sequence that runs alone. The model thread waits as long as for one step."""
+    model, ring = LastTokenModel(), MaskRing.create(1, 1, VOCAB)
+    rig = Rig(model, cuda_device(model, masks=ring, step_timeout_s=1.0))
+    assert not rig.step([0, 1], 0).failed
+
+    def few(tokens: list[int]) -> None:
+        if len(tokens) > 1:
+            raise OUT_OF_MEMORY
+
+    model.before = few
+    answers = iter([True] if alone else [])
+    monkeypatch.setattr(NoStream, "query", lambda _: next(answers, False))
+    monkeypatch.setattr(cuda_device_module, "CLOSE_LIMIT_S", 0.1)
+    began_s = time.monotonic()
+    for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.take_outcomes, rig.device.drain):
+        with pytest.raises(Internal) as caught:
+            call()
+        assert caught.value.code == "DEVICE_HUNG" and caught.value.fix
+    rig.device.close()
+    assert 1.0 <= time.monotonic() - began_s < 1.9
+    ring.close()
 
 
 def test_a_graph_that_cannot_be_replayed_is_taken_apart_as_well(no_streams: None) -> None:

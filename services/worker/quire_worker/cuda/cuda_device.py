@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
+from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
@@ -42,7 +43,6 @@ from quire_worker.step import DeviceTiming
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.errors import Internal
     from quire_worker.arrays import Int32
     from quire_worker.cuda.graphs.step_graph import StepGraph
     from quire_worker.cuda.graphs.step_graph_cache import StepGraphCache
@@ -145,7 +145,7 @@ class CudaDevice:
         """Launch a step; its results are waited for on a thread. If the launch raises, wait for the steps before, run
         each sequence alone here and now (a step of one sequence just fails; all fail if tokens may have been fed back
         already), keep the outcome and call `wake`. Only after a failed launch does this raise: DEVICE_BROKEN if the GPU
-        itself has failed, DEVICE_HUNG if a step before hangs."""
+        itself has failed, DEVICE_HUNG if a step takes too long."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -188,15 +188,19 @@ class CudaDevice:
         return _InFlightStep(batch, layout.size.sequences, places, results, done, extras, prepare_us, launched_ns)
 
     def _run_alone(self, batch: StepBatch) -> StepOutcome:
-        """Launch a step and wait for its outcome."""
-        return self._outcome(self._launch(batch))
+        """Launch a step and wait for its outcome. Raises DEVICE_HUNG if the step takes too long."""
+        in_flight = self._launch(batch)
+        self._poll(in_flight.done.query)
+        return self._outcome(in_flight)
 
     def _examine(self, error: Exception) -> None:
         """Return if the step itself has caused a launch's error, after resetting the counters of masks. Waits for the
         stream. If this wait fails, or the error is torch's AcceleratorError, the GPU has failed: mark the device as
-        broken and raise DEVICE_BROKEN."""
+        broken and raise DEVICE_BROKEN. If the wait takes too long, raise DEVICE_HUNG. A device that is marked already
+        raises its error again."""
+        self._check()
         try:
-            self._stream.synchronize()
+            self._poll(self._stream.query)
             if self._body.masks is not None:
                 self._body.masks.reset()
             sound = not isinstance(error, torch.AcceleratorError)
@@ -205,6 +209,15 @@ class CudaDevice:
         if not sound:
             self._broken = broken()
             raise self._broken from error
+
+    def _poll(self, is_done: Callable[[], bool]) -> None:
+        """Wait on the model thread until `is_done` returns True. If a step takes too long, mark the device as broken
+        and raise DEVICE_HUNG."""
+        try:
+            self._clock.poll(is_done)
+        except Internal as hung:
+            self._broken = hung
+            raise
 
     def _await_results(self) -> None:
         """Wait until the results of all launched steps are there. Raises DEVICE_HUNG if a step takes too long,
@@ -273,13 +286,16 @@ class CudaDevice:
         self._host_rows.clear()
 
     def close(self) -> None:
-        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream, whose error
-        is ignored, and give the matcher's ring back, if there is one."""
+        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream as long, and
+        give the matcher's ring back, if there is one. A stream that hangs keeps the ring; its error is ignored."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         if self._body.masks is not None and not self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing any more
-                self._stream.synchronize()
+            try:
+                with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing any more
+                    StepClock(CLOSE_LIMIT_S).poll(self._stream.query)
+            except Internal:
+                return
             self._body.masks.close()
 
     def _plan_step(self, batch: StepBatch) -> _StepPlan:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 # `close` waits so long for a running step: a step that hangs must not keep the process alive.
 CLOSE_LIMIT_S = 5.0
+_POLL_S = 0.001
 
 
 class StepClock:
@@ -49,9 +50,25 @@ class StepClock:
         """Block until `reached` is set, which the device does when all steps launched before have ended. Raises
         DEVICE_HUNG if a step takes longer than the limit, counted from the last launch or end; the time that it ran
         before this call counts. If no step is in flight, the time counts from now."""
+        self._await(reached.wait)
+
+    def poll(self, is_done: Callable[[], bool]) -> None:
+        """Call `is_done` every millisecond until it returns True. Raises DEVICE_HUNG as `await_steps` does, and what
+        `is_done` raises."""
+
+        def wait(left_s: float) -> bool:
+            if is_done():
+                return True
+            time.sleep(min(left_s, _POLL_S))
+            return False
+
+        self._await(wait)
+
+    def _await(self, wait: Callable[[float], bool]) -> None:
+        """Call `wait`, which waits for so many seconds at most, until it returns True; raises as `await_steps` does."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
-        while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
+        while not wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
             if time.monotonic() - self._moved_s >= self._limit_s:
                 raise hung(self._limit_s)
 

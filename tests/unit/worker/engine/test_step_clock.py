@@ -28,6 +28,9 @@ class Time:
     def monotonic(self) -> float:
         return self.now_s
 
+    def sleep(self, seconds: float) -> None:
+        self.wait(seconds)
+
     def set(self) -> None:
         self._set = True
 
@@ -86,6 +89,18 @@ def test_a_device_that_had_nothing_to_do_for_long_does_not_hang(time: Time) -> N
     time.at = {9003.0: time.set}
     drain(clock, time)
     assert time.now_s == 9003.0
+
+
+def test_a_step_that_is_polled_has_the_same_limit(time: Time) -> None:
+    clock = StepClock(120.0)
+    clock.note_launch()
+    clock.note_launch()
+    time.at = {1110.0: clock.note_end}
+    clock.poll(lambda: time.now_s >= 1220.0)
+    assert time.now_s < 1220.1
+    with pytest.raises(Internal, match="DEVICE_HUNG"):
+        clock.poll(lambda: False)
+    assert 1230.0 <= time.now_s < 1230.1
 
 
 def test_the_worker_and_its_scheduler_have_one_limit() -> None:
