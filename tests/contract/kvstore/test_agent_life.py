@@ -142,6 +142,24 @@ def test_agent_that_names_a_wrong_slot_is_given_up(
         assert given_up == [f"it sends nonsense: slot {numbers[-1]} is none of {slots}"]
 
 
+def test_agent_that_releases_a_slot_twice_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pages would be copied into the slot. So is an agent that releases a slot which was not filled for it."""
+    with AgentRig(tmp_path, slots=4) as rig:
+        agent, given_up = rig.transfer_agent, list[str]()
+        gate = rig.gate(MoveKind.STORE)
+        assert agent.submit(store(1, 4))
+        rig.drive(gate.await_page)
+        (filled,) = agent._filled
+        monkeypatch.setattr(agent, "_give_up", given_up.append)
+        for slots in ([2 + 3 - filled], [filled, filled]):
+            agent._receive_frame(Frame.of(AgentFrameKind.RELEASED, 0, 1, slots))
+        assert given_up == ["it sends nonsense: it releases a slot that it does not have"] * 2
+        agent._receive_frame(Frame.of(AgentFrameKind.RELEASED, 0, 1, [filled]))
+        agent._receive_frame(Frame.of(AgentFrameKind.RELEASED, 0, 1, [filled]))
+        assert len(given_up) == 3 and sorted(agent._free) == [2, 3]
+        gate.open()
+
+
 def test_broken_pool_makes_misses(tmp_path: Path) -> None:
     with AgentRig(tmp_path) as rig:
         rig.stored(1)

@@ -98,6 +98,8 @@ class AgentProcess:
         self._received: deque[_Copy] = deque()
         self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
         self._free = deque(setup.store_slots)
+        # Store slots that the process was told of by FILLED, and has not released.
+        self._filled: set[int] = set()
         self._emptied_slots: list[int] = []
         self._return_at = max(1, len(setup.load_slots) // _RETURN_SHARE)
         self._awake = False
@@ -242,6 +244,9 @@ class AgentProcess:
         if frame.kind == AgentFrameKind.RELEASED:
             slots = frame.numbers()
             _check_slots(slots, self._setup.store_slots)
+            if len(set(slots)) < len(slots) or not self._filled.issuperset(slots):
+                raise WireError("it releases a slot that it does not have")
+            self._filled.difference_update(slots)
             self._free.extend(slots)
             return
         opened = self._open.get(frame.subject) if frame.generation == self._generation else None
@@ -354,6 +359,7 @@ class AgentProcess:
             _, to_ring, copies = self._copying.popleft()
             if to_ring:
                 pairs = [number for copy in copies for number in (copy.index, copy.slot)]
+                self._filled.update(copy.slot for copy in copies)
                 self._send(Frame.of(AgentFrameKind.FILLED, self._generation, copies[0].open.number, pairs))
             else:
                 self._emptied_slots += [copy.slot for copy in copies]
@@ -386,6 +392,7 @@ class AgentProcess:
         self._received.clear()
         self._emptied_slots.clear()
         self._free = deque(self._setup.store_slots)
+        self._filled.clear()
         self._ring.cancellations = 0
         self._incarnation += 1
 
