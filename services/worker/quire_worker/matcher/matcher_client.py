@@ -406,17 +406,17 @@ class MatcherClient:
         ready until it is open again. Tokens not sent yet are dropped, since the outputs have them. Grammars on which
         the lost process worked get no more lookahead. If the lost process worked on one sequence alone, the crash
         counts against the replay key of this sequence. Refused sequences fail. A loss counts if a sequence was not
-        open; after MOST_LOST such losses in a row without a sequence opened, all fail."""
+        open; after MOST_LOST such losses in a row without a sequence opened, all fail. Suspects stay until opened."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
+        alone = set(self._opening_bytes) if self._opens_suspect else set()
         with self._lock:
             self._incarnation += 1
-            # The outputs have these tokens too.
             self._sampled = []
             self._opens_suspect = False
         self._opening_bytes.clear()
         self._to_open.clear()
         reopened = [each for each in self._by_mask_slot.values() if each.failure is None]
-        self._suspects = busy & {each.generation for each in reopened}
+        self._suspects = (busy | alone | self._suspects) & {each.generation for each in reopened}
         self._lost_in_a_row += any(not each.is_open for each in reopened)
         for constraint in reopened:
             if constraint.generation in busy:

@@ -132,6 +132,29 @@ def test_of_two_suspects_none_is_blamed_and_each_is_tried_alone() -> None:
     assert allowed(other, len(other.output)) == wanted(*other.output)
 
 
+def test_suspects_stay_suspects_until_they_are_open() -> None:
+    """Else two pairs of sequences, one of each deadly, would end one process after the other, and none be blamed."""
+    matcher = a_matcher()
+    first, second = [open_row(matcher) for _ in range(2)], [open_row(matcher) for _ in range(2)]
+    matcher.prompt = False
+    for pair in (first, second):
+        matcher.link.lose([row.generation for row in pair])
+        matcher.client.poll()
+    order = [row.generation for row in (*first, *second)]
+    for index, generation in enumerate(order):
+        assert [frame.generation for frame in matcher.link.unheard] == [generation], "each is opened alone"
+        if index == 1:  # somebody else ends the process before it has begun
+            matcher.link.lose()
+            matcher.client.poll()
+            assert [frame.generation for frame in matcher.link.unheard] == [order[0]]
+            matcher.link.hear()
+            matcher.client.poll()
+            assert [frame.generation for frame in matcher.link.unheard] == [generation]
+        matcher.link.hear()
+        matcher.client.poll()
+    assert all(row.is_open for row in (*first, *second))
+
+
 def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> None:
     """Its tokenizer may be one that the process cannot read: nobody waits for ever."""
     matcher = a_matcher(prompt=False)
