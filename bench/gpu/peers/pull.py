@@ -19,6 +19,8 @@ import torch
 
 from bench import ROOT
 from bench.gpu.record import Recorder
+from quire.local.gpus import VISIBLE
+from quire.local.gpus import visible_gpus as named_gpus
 
 PAGE_BYTES, PAGES, SMALL_PAGE_BYTES = 2 << 20, 1537, 64 << 10
 _WANTED = 0.8
@@ -56,8 +58,9 @@ def visible_gpus() -> list[str]:
     """Return the GPUs of this process, in the form for its children; none without a GPU."""
     if not torch.cuda.is_available():
         return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+    if VISIBLE in os.environ:
+        return list(named_gpus())
+    return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def _pull(
@@ -100,7 +103,7 @@ def _judge(recorder: Recorder, found: list[dict[str, float]], *, link: bool) -> 
 @contextlib.contextmanager
 def _process(command: list[str], gpus: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     """Run a process that ends with its input, or is killed after a while."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    environment = {**os.environ, VISIBLE: ",".join(gpus)}
     child = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
