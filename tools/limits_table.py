@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quire.v1 import inference_pb2
 from quire_common.request_parameters import PARAMETERS
 from quire_common.structured.constraint import MAX_GRAMMAR_BYTES
+from quire_common.telemetry.metrics_server import MAX_CONNECTIONS
 from quire_router.front.grpc.smg.request_codec import MAX_ABORTED
 from quire_router.front.http.bodies.body_parser import LONG_BYTES, MAX_CPU_S
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
@@ -345,6 +346,7 @@ def _lines() -> Iterator[str]:
     yield "| memory for the HTTP bodies of one tenant, counted alike | half of what the other tenants leave free |"
     yield f"| processor time to parse an HTTP body of more than {_LONG_KIB} KiB | {MAX_CPU_S:g} s |"
     yield "| connections to each public port | `--max-connections` (4,096) |"
+    yield f"| connections to the port of `--metrics-listen` | {MAX_CONNECTIONS} |"
     yield "| sequences that wait or run at the same time | `--max-concurrent-requests` (1,024) |"
     yield "| gRPC calls at the same time | `--max-concurrent-requests` + 256 |"
     yield "| size of the HTTP request line and headers; also of the trailers of a chunked body | 64 KiB |"
