@@ -59,7 +59,7 @@ def test_way_for_fewer_rows_than_its_entry_is_an_error(rows: int, config: GemmCo
 
 
 def test_rows_that_are_left_out_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not written holds NaN."""
+    """Before a product is computed, its result is filled with NaN, which stays in rows that the kernel leaves out."""
     right = gemm.gemm
 
     def leave_out(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor) -> Tensor:

@@ -39,6 +39,22 @@ def make_pool() -> TokenizerPool:
     return TokenizerPool(RouterConfig(), lambda: None)
 
 
+async def pass_turns(turns: int) -> None:
+    """Let the event loop run this many turns."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def run_until_cancelled(name: str, ended: list[str], turns: int) -> None:
+    """Stand for the task of a peer. Its cleanup, as the close of a channel, takes some turns of the loop; then add its
+    name to `ended`."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await pass_turns(turns)
+        ended.append(name)
+
+
 @pytest.mark.parametrize("turns", [0, 1, 5])
 @pytest.mark.parametrize("make", [make_fleet, make_pool])
 async def test_close_waits_for_peers_that_were_dropped(
@@ -47,13 +63,7 @@ async def test_close_waits_for_peers_that_were_dropped(
     ended: list[str] = []
 
     async def run(peer: Replica | TokenizerLink) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            # The close of a channel takes some turns of the loop.
-            for _ in range(50 if peer.instance == "dropped" else 0):
-                await asyncio.sleep(0)
-            ended.append(peer.instance)
+        await run_until_cancelled(peer.instance, ended, 50 if peer.instance == "dropped" else 0)
 
     monkeypatch.setattr(Replica, "run", run)
     monkeypatch.setattr(TokenizerLink, "run", run)
@@ -61,8 +71,7 @@ async def test_close_waits_for_peers_that_were_dropped(
     peers.update([Endpoint("dropped", "service", "127.0.0.1:1"), Endpoint("kept", "service", "127.0.0.1:2")])
     await asyncio.sleep(0)
     peers.update([Endpoint("kept", "service", "127.0.0.1:2")])
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await pass_turns(turns)
     await peers.close()
     assert sorted(ended) == ["dropped", "kept"]
 
@@ -72,20 +81,14 @@ async def test_close_waits_for_page_streams_that_were_dropped(turns: int, monkey
     ended: list[str] = []
 
     async def run(stream: PageStream) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(50 if stream.address == "127.0.0.1:1" else 0):
-                await asyncio.sleep(0)
-            ended.append(stream.address)
+        await run_until_cancelled(stream.address, ended, 50 if stream.address == "127.0.0.1:1" else 0)
 
     monkeypatch.setattr(PageStream, "run", run)
     watchers = PageWatchers(RouterConfig(), PageDirectory(1024, 1.0), lambda service, instance, number, life: None)
     watchers.update("scheduler", [Endpoint("a", "scheduler", "127.0.0.1:1"), Endpoint("b", "scheduler", "127.0.0.1:2")])
     await asyncio.sleep(0)
     watchers.update("scheduler", [Endpoint("b", "scheduler", "127.0.0.1:2")])
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await pass_turns(turns)
     await watchers.close()
     assert sorted(ended) == ["127.0.0.1:1", "127.0.0.1:2"]
 
