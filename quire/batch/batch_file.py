@@ -50,8 +50,8 @@ class BatchFile:
         if not self._output.parent.is_dir():
             raise NotFound("BATCH_FILE", f"There is no folder {self._output.parent}.", "Make it, or give another -o.")
         self._lock = threading.Lock()
-        # The last answer may have been written in part, so the next one begins on a line of its own.
-        self._cut = False
+        # Whether the last answer may have been written in part. If so, the next one begins on a new line.
+        self._last_line_cut = False
         self._answers: dict[str, str] = {}
         if not restart:
             self._answers = _read_answers(self._output, {request.custom_id for request in self.requests})
@@ -71,10 +71,10 @@ class BatchFile:
             self._answers[custom_id] = line
             try:
                 with self._output.open("a", encoding="utf-8") as file:
-                    file.write("\n" * self._cut + line + "\n")
-                self._cut = False
+                    file.write("\n" * self._last_line_cut + line + "\n")
+                self._last_line_cut = False
             except OSError as error:
-                self._cut = True
+                self._last_line_cut = True
                 raise _unwritable(self._output, error) from error
 
     def finish(self) -> None:

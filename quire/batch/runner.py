@@ -31,9 +31,9 @@ def run_batch(
     """Send every request of `todo` from at most `concurrency` threads, and append each answer, good or failed, to the
     file. A request without an answer, or with the status 429, 503 or 529, is sent up to `retries` more times. Returns
     the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
-    interrupted, the answers so far are kept, and requests that have not begun are not sent. The run ends when the
-    answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written ends the
-    run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending."""
+    interrupted, the answers so far are kept, and requests that have not begun are not sent. The interrupted run ends
+    when the answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written
+    ends the run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
     results: SimpleQueue[bool | Exception] = SimpleQueue()
@@ -56,7 +56,7 @@ def run_batch(
             except Exception as error:
                 results.put(error)
 
-    # Python waits at its end for the threads of a ThreadPoolExecutor.
+    # Not a ThreadPoolExecutor: Python would wait for its threads before the process ends.
     threads = [Thread(target=work, name=f"batch {i}", daemon=True) for i in range(min(concurrency, len(todo)))]
     try:
         for thread in threads:

@@ -292,8 +292,8 @@ def usable_cores() -> int:
 
 
 def _cpu_quotas() -> Iterator[int]:
-    """Yield the CPU quotas, in whole cores, of this process's cgroups (version 1 or 2) and of those around them, for
-    cgroups in their usual folders. Groups without a quota are left out."""
+    """Yield the CPU quotas, in whole cores, of this process's cgroups (version 1 or 2) and of their parents. The
+    cgroups are expected under /sys/fs/cgroup. Groups without a quota are left out."""
     for line in _text(_ROOT / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
@@ -305,7 +305,7 @@ def _cpu_quotas() -> Iterator[int]:
         for each in (folder, *folder.parents):
             text = _text(each / "cpu.max") or _text(each / "cpu.cfs_quota_us") + _text(each / "cpu.cfs_period_us")
             quota, _, period = " ".join(text.split()).partition(" ")
-            if quota.isdigit() and period.isdigit() and int(period):  # none is "max" or -1
+            if quota.isdigit() and period.isdigit() and int(period):  # without a quota, it is "max" or -1
                 yield int(quota) // int(period)
             if each == top:
                 break

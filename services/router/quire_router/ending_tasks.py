@@ -6,8 +6,8 @@ import asyncio
 
 
 class EndingTasks:
-    """Tasks that were cancelled and have not ended yet. Each is cancelled once: a second cancellation would interrupt
-    the cleanup of the task. All methods run in the event loop."""
+    """Tasks that were dropped and have not ended yet. Callers drop each task only once, since a second cancellation
+    would interrupt the cleanup of the task. All methods run in the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

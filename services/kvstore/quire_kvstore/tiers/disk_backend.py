@@ -90,10 +90,10 @@ class DiskBackend:
 
     def open(self) -> None:
         """Lock the folder, and index its pages by their headers. A page larger than the capacity is removed, and so are
-        the oldest pages beyond it; if one of these cannot be removed, a newer one is. If any page is left, that is
-        reported. Files that the scan removed count as corrupt, and files that it could not read as errors, which are
-        logged together. A failure is counted, logged once and tried again later. Does nothing if the disk is open
-        already, or if it is too early to try again."""
+        the oldest pages until the rest fits. If an old page cannot be removed, the newer page that needs its room is
+        removed. If any page is left, that is reported. Files that the scan removed count as corrupt, and files that it
+        could not read as errors, which are logged together. A failure is counted, logged once and tried again later.
+        Does nothing if the disk is open already, or if it is too early to try again."""
         if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()

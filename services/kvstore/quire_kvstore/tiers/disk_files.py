@@ -205,7 +205,8 @@ class DiskFiles:
 
     def _read_header(self, entry: os.DirEntry[str]) -> FoundPage | None:
         """Return the page that the file's header describes; None if the file is lost, the header is damaged, or the
-        page has another place or length. Raises OSError for an error that says nothing about the page."""
+        file is not at the page's path or has not the page's length. Raises OSError for an error that says nothing about
+        the page."""
         try:
             # O_NONBLOCK for a pipe that has come into the file's place since it was listed; `pread` refuses it.
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -98,8 +98,8 @@ class DiskIndex:
             return self._evict(room)
 
     def finish_removal(self, keys: Iterable[PageKey], *, removed: bool) -> None:
-        """End the removal of evicted pages. If not `removed`, they are still on the disk: they are here again, as those
-        used last, and take their room, even beyond the capacity."""
+        """End the removal of evicted pages. If not `removed`, their files are still on the disk. The index then lists
+        the pages again, as those used last, and counts their room, even beyond the capacity."""
         with self._lock:
             for key in keys:
                 size = self._being_removed.pop(key)

@@ -286,8 +286,9 @@ class CudaDevice:
         self._host_rows.clear()
 
     def close(self) -> None:
-        """End the results thread, waiting for it for a limited time. If it has ended, wait for the stream as long, and
-        give the matcher's ring back, if there is one. A stream that hangs keeps the ring; its error is ignored."""
+        """End the results thread, waiting CLOSE_LIMIT_S for it at most. If it has ended and there is a matcher's ring,
+        wait as long for the stream, and give the ring back. An error of the stream is ignored. If the stream hangs, the
+        ring is not given back."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         if self._body.masks is not None and not self._thread.is_alive():

@@ -65,7 +65,8 @@ class StepClock:
         self._await(wait)
 
     def _await(self, wait: Callable[[float], bool]) -> None:
-        """Call `wait`, which waits for so many seconds at most, until it returns True; raises as `await_steps` does."""
+        """Call `wait` until it returns True. Its argument is the number of seconds that are left, which it may wait at
+        most. Raises as `await_steps` does."""
         if self._launched == self._ended:
             self._moved_s = time.monotonic()
         while not wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):

@@ -3,8 +3,8 @@ effects of the frames.
 
 One thread starts the process, reads from it, and starts another when it ends or hangs. Each process with its frames is
 one *incarnation*: a frame for one incarnation is never sent to a later one. The first has the number 1, and each
-ProcessLost ends one. If frames should be buffered for the next process, but the system has no socket for it, the next
-incarnation ends without a process.
+ProcessLost ends one. A link that buffers while restarting makes the next process's socket early. If the system refuses
+this socket, the next incarnation refuses all frames, and ends without a process.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _quota(folder: Path, version: int) -> float | None:
         words = _text(folder / "cpu.max").split()
     else:
         words = [*_text(folder / "cpu.cfs_quota_us").split(), *_text(folder / "cpu.cfs_period_us").split()]
-    if len(words) != 2 or not all(word.isdigit() for word in words):  # none is "max" or -1
+    if len(words) != 2 or not all(word.isdigit() for word in words):  # without a quota, it is "max" or -1
         return None
     quota_us, period_us = map(int, words)
     return quota_us / period_us if period_us else None

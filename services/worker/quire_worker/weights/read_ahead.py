@@ -2,7 +2,7 @@
 
 The worker imports torch and starts the GPU before it loads weights. This takes seconds, during which the disk would
 otherwise be idle. The loader then finds the first gigabytes in memory. Reading ahead goes on while the loader reads,
-up to 8 GiB in all. It does not know when loading ends: `model_source.load_configured` ends the context.
+up to 8 GiB in all. This module does not know when loading ends; `model_source.load_configured` ends the context.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from quire_worker.threads.cores import usable_cores
 
-# Some reads at a time, of a size that keeps a disk busy, and not more threads than the import leaves cores.
+# Several large reads at a time keep a disk busy. One core stays free for the import, if there is more than one.
 _THREADS = 8
 PIECE_BYTES = 8 << 20
-# Of files that are read until the model is loaded. The limit bounds what a container with little memory evicts before
-# the loader needs it.
+# read_ahead reads no more than this. A container with little memory evicts pages, and the limit bounds how many it
+# evicts before the loader needs them.
 _MOST_BYTES = 8 << 30
 _LAST_READS_S = 1.0
 # Hugging Face's names of weight files, whole or in shards. The loader does not read copies under other names, such as

@@ -3,7 +3,8 @@ the scope `metrics`, and every other path but the probes one with the scope `adm
 
 Operators pause and drain this router process here. Administrative paths of vLLM that need an engine are refused by
 name. The port opens only if `--metrics-listen` names an address. Without keys, only programs of the same machine may
-change anything, and web pages may not. The port has as many connections at most as the metrics ports of other services.
+change anything, and web pages may not. Like the metrics ports of other services, the port serves at most
+MAX_CONNECTIONS connections at a time.
 """
 
 from __future__ import annotations

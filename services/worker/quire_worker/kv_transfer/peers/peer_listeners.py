@@ -168,7 +168,7 @@ def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
     except OSError as error:
         in_use, flag = error.errno == errno.EADDRINUSE, _flag(name)
         wanted = "another port" if in_use else "an address of this host and a port that this user may open"
-        choice = f"Choose {wanted} with {flag} (auto picks a free port on the host of --listen, off is none)."
+        choice = f"Choose {wanted} with {flag} (auto picks a free port on the host of --listen, off opens none)."
         other = _FIXES.get(error.errno or 0)
         raise ConfigError(
             "PORT_IN_USE" if in_use else "BAD_VALUE",

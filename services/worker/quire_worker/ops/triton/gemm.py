@@ -46,7 +46,7 @@ class Tall:
 
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
-_GEMV_ROWS = 2
+_GEMV_MAX_ROWS = 2
 GemmConfig = Gemv | Tall
 GatedActivation = Literal["silu", "gelu_tanh"]
 Shape = tuple[int, int, int]
@@ -81,8 +81,9 @@ class GemmConfigs:
         return None
 
     def gated_config_for(self, rows: int, outputs: int, inputs: int) -> GatedGemmConfig | GemmConfig | None:
-        """Return the config of the kernel that computes a linear layer without a bias together with its activation;
-        outputs are gates and ups. None: if batch-invariant, or if neither table has a config for the shape."""
+        """Return the config of the kernel that computes the gate and up projections, without a bias, and their
+        activation. `outputs` counts both projections. Returns None if the configs are batch-invariant, or if neither
+        table has a config for the shape."""
         if self.batch_invariant:
             return None
         return self._gated.config_for(rows, outputs, inputs) or self.config_for(rows, outputs, inputs)
@@ -172,7 +173,7 @@ def gemm(
     than `columns` for a Tall, and for an activation with a bias."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
-    if rows > (_GEMV_ROWS if isinstance(config, Gemv) else config.columns):
+    if rows > (_GEMV_MAX_ROWS if isinstance(config, Gemv) else config.columns):
         raise ValueError(f"{rows} rows are too many for {config}")
     if activation is not None and weight.bias is not None:
         raise ValueError("the kernel adds no bias to gates")
