@@ -84,7 +84,8 @@ class InterpretedDevice:
         places = np.arange(len(batch.count), dtype=np.int32)
         places[decodes:] += _PADDING
         python = any(each.runs_python for each in batch.controls.values())
-        hidden = body.launch(layout, partial(self._host_rows.edit, batch, places) if python else None)
+        edit = partial(self._host_rows.edit, batch, places) if python else None
+        hidden = body.launch(layout, edit, every_row=bool(batch.scores))
         results = body.results.numpy()
         if used > _WORDS or body.logits is None:
             raise RuntimeError("the step does not fit")

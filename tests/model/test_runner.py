@@ -16,6 +16,7 @@ from torch import Tensor
 from quire_common.credit import LogprobColumns
 from quire_common.sequence import Sampling
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
+from quire_worker.model.feed_forwards import DenseFeedForward
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.step import PromptScores
 from tests.model.batches import PAGE_SIZE, Run, make_batch, pages_for
@@ -103,6 +104,36 @@ def test_prompt_logprobs_are_those_of_the_rows_logits(llama: LoadedModel) -> Non
         assert found[-1].token_index.tolist() == list(range(len(text[begin + 1 : end + 1])))
     for name in ("logprob", "rank", "top_count", "top_id", "top_logprob"):
         np.testing.assert_array_equal(np.concatenate([getattr(each, name) for each in found]), getattr(expected, name))
+
+
+def test_the_last_feed_forward_block_computes_only_rows_that_sample(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, other = tokens_of(1, 150), tokens_of(2, 30)
+    rows, run = list[int](), DenseFeedForward.run
+
+    def recorded(self: DenseFeedForward[Any], ops: Any, x: Tensor, onto: Tensor | None) -> Tensor | None:
+        rows.append(len(x))
+        return run(self, ops, x, onto)
+
+    monkeypatch.setattr(DenseFeedForward, "run", recorded)
+    multiple = llama.runner.decoder.ops.row_multiple
+    for begin, end, sampled in ((0, 100, 1), (100, 150, 2)):
+        ends = end == len(text)
+        runs = [
+            Run(text[begin:end], begin, pages_for(LONGEST, 1), sample=ends),
+            Run(other, 0, pages_for(LONGEST, 1 + PAGES_EACH)),
+        ]
+        logits = llama.runner.all_logits(make_batch(runs))
+        rows.clear()
+        token = llama.runner.run(make_batch(runs)).token.tolist()
+        assert token == [int(logits[at].argmax()) for at in ([end - begin - 1] if ends else []) + [-1]]
+        assert len(token) == sampled
+        all_rows = -(-(end - begin + len(other)) // multiple) * multiple
+        assert rows[:-1] == [all_rows] * (len(rows) - 1) and rows[-1] == -(-sampled // multiple) * multiple
+    rows.clear()
+    assert not llama.runner.run(make_batch([Run(text, 0, pages_for(LONGEST, 1), sample=False)])).token.size
+    assert rows[-1] == multiple, "a step that samples nothing still ends"
 
 
 @pytest.mark.parametrize("head_dim", [12, 32])

@@ -20,7 +20,7 @@ from quire_worker.ops.cpu.cpu_ops import CpuOps
 from tests.model.batches import pages_for
 from tests.oracle import Oracle, quiet_transformers
 from tests.parity.families import CASES, in_turn, write_family
-from tests.parity.model_runs import ANSWER, CUTS, LENGTH, SHARED, cached_pages, greedy, logits, prompt
+from tests.parity.model_runs import ANSWER, CUTS, LENGTH, SHARED, cached_pages, greedy, logits, logits_of_rows, prompt
 
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -42,6 +42,8 @@ def test_a_familys_model_computes_what_transformers_does(name: str, tmp_path: Pa
     assert torch.equal(logits(model, tokens, other, *CUTS), whole), "chunks change nothing"
     cached = cached_pages(pages, 60)
     assert torch.equal(logits(model, tokens, cached, SHARED), whole[SHARED:]), "a cached prefix changes nothing"
+    some = [LENGTH - 1, 20]
+    assert torch.equal(logits_of_rows(model, tokens, other, some), whole[some]), "rows that are left out change nothing"
     answer = greedy(model, tokens, pages, int(whole[-1].argmax()))
     divergence = oracle.first_divergence(tokens, answer)
     assert divergence is None or divergence.is_true_tie, divergence

@@ -40,14 +40,15 @@ class ModelRunner:
         as held, so that its tokens are void, and the sample of a draft without its mask is HELD. Logprobs and prompt
         scores are computed if asked for."""
         begin = time.perf_counter_ns()
-        hidden, prepared = self._forward(batch)
         samples = samples_of(batch)
+        narrowed = batch.token.size >= _LEAST_NARROWED and not batch.scores and samples.row.size < batch.token.size / 2
+        hidden, prepared = self._forward(batch, self._index(samples.row) if narrowed else None)
         scores = self._scores(hidden, batch) if batch.scores else {}
         fetched = StepMasks({})
         if samples.sequence.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
-            logits = self._logits(hidden, samples.row)
+            logits = self._logits(hidden, None if narrowed else samples.row)[: samples.row.size]
             forwarded = time.perf_counter_ns()
             fetched = fetch_masks(batch, samples)
             token = self.decoder.ops.sample(logits, _columns(batch, samples, fetched.masks))
@@ -64,11 +65,12 @@ class ModelRunner:
     def all_logits(self, batch: StepBatch) -> Tensor:
         """Run a step, which writes keys and values, and return the logits [R, V] of every row. For tests."""
         hidden, _ = self._forward(batch)
-        return self._logits(hidden, np.arange(batch.token.size))
+        return self._logits(hidden, None)[: batch.token.size]
 
-    def _forward(self, batch: StepBatch) -> tuple[Tensor, int]:
+    def _forward(self, batch: StepBatch, wanted: Tensor | None = None) -> tuple[Tensor, int]:
         """Zero the pages that the step begins and does not fill, pad the rows, and run the decoder's layers. Returns
-        the hidden rows, padding included, and the `perf_counter_ns` at which preparation ended."""
+        the hidden rows, those that `wanted` names or else all, padding included, and the `perf_counter_ns` at which
+        preparation ended."""
         ops = self.decoder.ops
         rows = _padded(batch.token.size, ops.row_multiple)
         token = torch.zeros(rows, dtype=torch.int64)
@@ -76,7 +78,7 @@ class ModelRunner:
         self.pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.pool.page_size))
         plan = ops.plan(self.pool.tensor, rows, batch.position, batch.count, batch.page_table)
         prepared = time.perf_counter_ns()
-        return self.decoder.forward(token, self.pool.tensor, plan), prepared
+        return self.decoder.forward(token, self.pool.tensor, plan, wanted=wanted), prepared
 
     def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
         """Return, by sequence, the logprobs of prompt tokens that `batch.scores` asks for. Only _SCORED_ROWS rows have
@@ -88,7 +90,8 @@ class ModelRunner:
             parts = []
             for begin in range(0, scores.token.size, _SCORED_ROWS):
                 token = scores.token[begin : begin + _SCORED_ROWS]
-                logits = self._logits(hidden, first_row[sequence] + np.arange(begin, begin + token.size))
+                rows = first_row[sequence] + np.arange(begin, begin + token.size)
+                logits = self._logits(hidden, rows)[: token.size]
                 wanted = np.full(token.size, scores.wanted, np.int32)
                 part = self.decoder.ops.logprobs(logits, token, wanted)
                 if part is not None:
@@ -97,16 +100,24 @@ class ModelRunner:
                 found[sequence] = joined.numbered()
         return found
 
-    def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
-        """Compute the logits [rows, vocabulary] of the given rows, at least one. The linear layer sees a padded number
-        of rows; padding repeats the first row and is cut off."""
-        index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
+    def _logits(self, hidden: Tensor, rows: Int64 | None) -> Tensor:
+        """Compute the logits of the given rows, at least one, or of all hidden rows; padding is not cut off."""
+        return self.decoder.logits(hidden if rows is None else hidden.index_select(0, self._index(rows)))
+
+    def _index(self, rows: Int64) -> Tensor:
+        """Return the rows as an index, padded to a number that linear layers may see. Padding repeats the first row;
+        without any rows, it is row 0."""
+        index = np.zeros(_padded(max(1, rows.size), self.decoder.ops.row_multiple), np.int64)
+        index += rows[0] if rows.size else 0
         index[: rows.size] = rows
-        return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]
+        return torch.from_numpy(index)
 
 
 # The number of prompt rows that have logits at the same time.
 _SCORED_ROWS = 64
+# In steps of so many rows, the last layer leaves out the rows that sample no token. The ops replay recorded passes of
+# smaller steps, which saves more.
+_LEAST_NARROWED = 65
 
 
 def _padded(count: int, multiple: int) -> int:

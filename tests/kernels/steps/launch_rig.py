@@ -47,9 +47,11 @@ class LastTokenModel:
         self.head_shape = HeadShape(2, 1, 16, 1.0)
         self.before: Callable[[list[int]], None] = lambda _: None
 
-    def forward(self, token: Tensor, _pages: Tensor, plan: Any, _attend: object = None) -> Tensor:
+    def forward(
+        self, token: Tensor, _pages: Tensor, plan: Any, _attend: object = None, wanted: Tensor | None = None
+    ) -> Tensor:
         self.before(token[plan.position >= 0].tolist())
-        return TABLE[token.long()]
+        return TABLE[token.long() if wanted is None else token.long()[wanted]]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ HEAD

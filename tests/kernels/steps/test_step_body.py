@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, decode_sizes, fine_sizes, graph_sizes
 from quire_worker.engine.step_runner import StepRunner
+from quire_worker.model.feed_forwards import DenseFeedForward
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
 from tests.kernels.steps.stepping import DEVICE, ON_GPU, WIDTH, WORDS, Sequences, TwoModels, least_that_suits
@@ -41,8 +44,15 @@ def test_steps_come_to_what_the_cpu_says(
     body = models.body()
     sequences = Sequences(3, spec.vocab_size, models.page_size)
     states = LogitsStates(DEVICE, spec.vocab_size)
-    mixed = controlled = whole = 0
+    mixed = controlled = whole = narrowed = 0
     many = set()
+    computed, run = list[int](), DenseFeedForward.run
+
+    def recorded(self: DenseFeedForward[Any], ops: Any, x: Tensor, onto: Tensor | None) -> Tensor | None:
+        computed.append(len(x))
+        return run(self, ops, x, onto)
+
+    monkeypatch.setattr(DenseFeedForward, "run", recorded)
     for turn in range(60 if ON_GPU else 6):
         batch = sequences.batch()
         if max(sequences.done) >= WIDTH * models.page_size - 1:
@@ -74,6 +84,8 @@ def test_steps_come_to_what_the_cpu_says(
         used = layout.pack(batch, host, states.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
         body.launch(layout)
+        assert computed[-1] == min(layout.size.sequences, layout.size.total_rows), "rows of the last layer"
+        narrowed += computed[-1] < computed[-2]
         many.add(layout.size.total_rows >= _MANY)
         places = np.arange(len(batch.count))
         places[decodes:] += 2
@@ -83,7 +95,7 @@ def test_steps_come_to_what_the_cpu_says(
         assert token[drawn].tolist() == wanted.token[drawn, 0].tolist()
         assert (token[~drawn] == -1).all()
         assert finish[drawn].tolist() == wanted.finish[drawn].tolist()
-    assert mixed >= 1 and controlled >= 2
+    assert mixed >= 1 and controlled >= 2 and narrowed >= 2
     assert bool(whole) == suited and many == {False, True}
 
 

@@ -82,33 +82,40 @@ class Decoder(Generic[P]):
         few._run_layers = few.ops.capture(few.run_layers)
         return few
 
-    def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
+    def forward(
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
         """Compute hidden [R, H] before the final norm from token [R] int64, and write the rows' keys and values to
         `pages`.
 
-        `attend`, if given, replaces attention and the linear layer after it in every layer. Without it, the ops may
-        replay a recorded pass. The next pass may overwrite the result.
+        `attend`, if given, replaces attention and the linear layer after it in every layer. `wanted` [N] int64, if
+        given, names the rows whose hidden [N, H] is returned: the last feed-forward block computes only these. Without
+        both, the ops may replay a recorded pass. The next pass may overwrite the result.
         """
-        if attend is None:
+        if attend is None and wanted is None:
             residual, delta = self._run_layers(token, pages, plan)
         else:
-            residual, delta = self.run_layers(token, pages, plan, attend)
+            residual, delta = self.run_layers(token, pages, plan, attend, wanted)
         return residual if delta is None else residual.add_(delta)
 
     def run_layers(
-        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the embedding and all layers: `forward` without its last addition. Returns the residual [R, H] and
-        the [R, H] to add to it, which is None if nothing is left to add."""
+        """Compute the embedding and all layers: `forward` without its last addition. Returns the residual [R, H], or
+        [N, H] with `wanted`, and what to add to it, which is None if nothing is left to add."""
         residual = self._embed(token, plan)
         delta: Tensor | None = None
         for layer in self.layers:
+            kept = wanted if layer is self.layers[-1] else None
             x = _enter(self.ops, delta, residual, layer.attention_norm)
             if layer.is_parallel:
-                delta = self._run_parallel(layer, x, residual, pages, plan, attend)
+                residual, delta = self._run_parallel(layer, x, residual, pages, plan, attend, kept)
                 continue
             onto = residual if layer.attention_post_norm is None else None
             delta = _leave(self.ops, layer.mixer.run(self.ops, x, pages, plan, onto, attend), layer.attention_post_norm)
+            if kept is not None:  # no later layer has attention, through which the other rows would count
+                residual = residual.index_select(0, kept)
+                delta = None if delta is None else delta.index_select(0, kept)
             x = _enter(self.ops, delta, residual, layer.mlp_norm)
             onto = residual if layer.mlp_post_norm is None else None
             delta = _leave(self.ops, layer.feed_forward.run(self.ops, x, onto), layer.mlp_post_norm)
@@ -127,11 +134,19 @@ class Decoder(Generic[P]):
         return residual if self.embedding_norm is None else residual.copy_(self.embedding_norm.run(self.ops, residual))
 
     def _run_parallel(
-        self, layer: Layer[P], x: Tensor, residual: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None
-    ) -> Tensor | None:
+        self,
+        layer: Layer[P],
+        x: Tensor,
+        residual: Tensor,
+        pages: Tensor,
+        plan: P,
+        attend: Attend[P] | None,
+        wanted: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Run a layer whose feed-forward block takes the layer's input, as its mixer does, and not the mixer's result.
         With a norm of its own, the block takes the norm of that input, else the mixer's input `x`. The mixer's result
-        is added to `residual`. Returns the block's result, None if it was added too.
+        is added to `residual`. Returns the residual, only its rows `wanted` if that is given, and the block's result,
+        which is None if it was added too.
 
         A result of an operation is valid until the same operation is called again. So the block's norm is computed
         after the mixer's first linear layer has read x.
@@ -142,7 +157,9 @@ class Decoder(Generic[P]):
         mixed = layer.mixer.attend(self.ops, inputs, pages, plan, residual, attend)
         if mixed is not None:
             self.ops.add(mixed, residual)
-        return layer.feed_forward.run(self.ops, x, residual)
+        if wanted is not None:
+            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        return residual, layer.feed_forward.run(self.ops, x, residual)
 
 
 def _enter(ops: Ops[P], delta: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:

@@ -54,9 +54,12 @@ class StepDecoder(Protocol[P]):
         """Return a decoder with as few layers as use all of its kernels, for compiling these kernels."""
         ...
 
-    def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
+    def forward(
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
         """Compute hidden [R, H], the input of `logits`, from token [R] int64, and write the rows' keys and values to
-        `pages`. `attend`, if given, replaces attention and the linear layer after it."""
+        `pages`. `attend`, if given, replaces attention and the linear layer after it. `wanted` [N] int64, if given,
+        names the rows whose hidden [N, H] is returned."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
