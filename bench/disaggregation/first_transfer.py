@@ -12,26 +12,18 @@ checkout takes turns with this one. On a machine with other work, this is the on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 
 from bench import ROOT
-from bench.pipeline.first_token import MODEL, SERVICES
-from quire.local.spec import StackSpec
-from quire.local.stack import LocalStack
+from bench.harness.checkout_services import serving
+from bench.pipeline.first_token import MODEL
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TOKENS = 4
 _FLAGS: dict[str, dict[str, str | bool]] = {
@@ -49,20 +41,19 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--pause-s", type=float, default=2.0, help="from ready to the first request")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
-    parser.add_argument("--hold", action="store_true", help="hold services for somebody who measures")
     options = parser.parse_args()
-    if options.hold:
-        hold()
-        return
     checkouts = [ROOT, *(path.resolve() for path in options.beside)]
     took: dict[Path, list[list[tuple[float, float]]]] = {path: [] for path in checkouts}
     rng = np.random.default_rng(0)
     for number in range(options.rounds):
         for path in checkouts if number % 2 else checkouts[::-1]:
-            with serving(path) as address:
+            with serving(path, "first-transfer", MODEL, replicas=0, prefill=1, decode=1, flags=_FLAGS) as services:
                 time.sleep(options.pause_s)
                 took[path].append(
-                    [ask(address, rng.integers(10, 250, options.prompt).tolist()) for _ in range(options.requests)]
+                    [
+                        ask(services.grpc, rng.integers(10, 250, options.prompt).tolist())
+                        for _ in range(options.requests)
+                    ]
                 )
     for path, rounds in took.items():
         print(f"{path.name}: ms to the first token, and to the second; median (least - most) of {len(rounds)} rounds")
@@ -87,28 +78,6 @@ def ask(address: str, prompt: list[int]) -> tuple[float, float]:
         for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
             came_s += [time.monotonic() - began_s] * (len(response.token_ids) // 4)
     return came_s[0] * 1e3, came_s[1] * 1e3
-
-
-@contextlib.contextmanager
-def serving(checkout: Path) -> Iterator[str]:
-    """Start the services of a checkout, and yield their address."""
-    folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
-    # The benchmarks are this checkout's, the services those of the folders before it.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT]))}
-    command = [sys.executable, "-P", __file__, "--hold"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
-        if holder.stdout is None or not (address := holder.stdout.readline().strip()):
-            raise RuntimeError(f"the services of {checkout} did not start")
-        yield address
-
-
-def hold() -> None:
-    """Start the services of the checkout that is on the path. End them when the caller does not need them any more."""
-    name = f"first-transfer-{os.getpid()}"
-    spec = StackSpec(name, str(MODEL), replicas=0, prefill=1, decode=1, keep_directory=False, flags=_FLAGS)
-    with contextlib.closing(LocalStack(spec)) as stack:
-        print(stack.grpc, flush=True)
-        sys.stdin.read()
 
 
 def span(values: list[float]) -> str:

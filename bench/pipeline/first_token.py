@@ -16,24 +16,18 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from quire.local.spec import StackSpec
-from quire.local.stack import LocalStack
+from bench import ROOT
+from bench.harness.checkout_services import serving
 
-# This file runs with another checkout on the path too, whose bench may not be as this one is.
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "demo"
-SERVICES = ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
 TOKENS = 2  # the second shows that the first was not kept back for the end
 WARM_UP = 20
 FLAGS: dict[str, dict[str, str | bool]] = {
@@ -98,46 +92,22 @@ class Client:
         return (first_ns - began_ns) / 1e3, next(event["quire_timings"] for event in events if "quire_timings" in event)
 
 
-@contextlib.contextmanager
-def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]]) -> Iterator[tuple[str, int]]:
-    """Start the services of a checkout. Yields their URL, and the process that holds them and ends with them."""
-    folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
-    inherited = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), inherited])}
-    command = [sys.executable, "-P", __file__, "--hold", json.dumps(flags)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
-        if holder.stdout is None or not (url := holder.stdout.readline().strip()):
-            raise RuntimeError(f"the services of {checkout} did not start")
-        yield url, holder.pid
-
-
-def hold(flags: dict[str, dict[str, str | bool]]) -> None:
-    """Start the services of the checkout that is on the path. End them when the caller does not need them any more."""
-    spec = StackSpec(f"first-token-{os.getpid()}", str(MODEL), keep_directory=False, flags=flags)
-    with contextlib.closing(LocalStack(spec)) as stack:
-        print(stack.ready.http, flush=True)
-        sys.stdin.read()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=["ids", "text"], choices=("ids", "text", "chat"))
     parser.add_argument("--prompts", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--hold", type=json.loads, metavar="FLAGS", help="hold services for somebody who measures")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="pause before each request")
     parser.add_argument("--kvstore", action="store_true", help="look prompts up, and store them")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
     options = parser.parse_args()
-    if options.hold:
-        hold(options.hold)
-        return
     checkouts = [ROOT, *(path.resolve() for path in options.beside)]
     took: dict[tuple[str, int, Path], list[float]] = defaultdict(list)
     work: dict[tuple[str, int, Path], list[dict[str, float]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         flags = FLAGS if options.kvstore else {**FLAGS, "scheduler": {**FLAGS["scheduler"], **NO_CACHES}}
-        clients = {path: Client(stack.enter_context(serving(path, flags))[0]) for path in checkouts}
+        served = {path: stack.enter_context(serving(path, "first-token", MODEL, flags=flags)) for path in checkouts}
+        clients = {path: Client(services.http) for path, services in served.items()}
         prompts = Prompts()
         for number in range(WARM_UP + options.requests):
             for kind in options.kinds:

@@ -28,7 +28,8 @@ import numpy as np
 import uvloop
 
 from bench import ROOT
-from bench.pipeline.first_token import NO_CACHES, SERVICES, serving
+from bench.harness.checkout_services import SERVICES, serving
+from bench.pipeline.first_token import MODEL, NO_CACHES
 from quire.bench.outcome import Outcome
 from quire.bench.target import Target
 
@@ -119,12 +120,15 @@ def main() -> None:
     checkouts = [ROOT, *(path.resolve() for path in options.beside)]
     for start in range(options.starts):
         with contextlib.ExitStack() as stack:
-            served = {path: stack.enter_context(serving(path, flags)) for path in checkouts[:: 1 - 2 * (start % 2)]}
+            served = {
+                path: stack.enter_context(serving(path, "hops", MODEL, flags=flags))
+                for path in checkouts[:: 1 - 2 * (start % 2)]
+            }
             for number in range(1 + options.rounds):
                 prompts = [rng.integers(0, VOCABULARY, prompt).tolist() for _ in range(requests)]
                 bodies = [writer.request(ids, output, f"{number}-{index}") for index, ids in enumerate(prompts)]
                 for path in checkouts if number % 2 else checkouts[::-1]:
-                    one = measure(*served[path], bodies)
+                    one = measure(served[path].http, served[path].holder, bodies)
                     if number:
                         found[path].append(one)
     alone = requests * prompt * options.prefill_us / 1e3 + (output - 1) * step_ms
