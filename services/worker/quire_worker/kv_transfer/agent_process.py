@@ -188,6 +188,13 @@ class AgentProcess:
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
+        if self._received or self._copying or self._wanting or self._emptied_slots or self._device_fetches.under_way:
+            self._copy_pages()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _copy_pages(self) -> None:
+        """Handle ended copies, and begin a bounded number of others: see `take_results`."""
         self._finish_copies()
         left = self._copy_in(self._copies_per_call)
         left = self._copy_out(left)
@@ -196,8 +203,6 @@ class AgentProcess:
             self._return_slots(())
         if not left and (self._received or self._copyable()):
             self._wake_once()
-        ended, self._ended = self._ended, []
-        return ended
 
     def cancel_all(self) -> None:
         """Forget all moves, which get no result, wait for copies under way, and tell the process. The slots of these

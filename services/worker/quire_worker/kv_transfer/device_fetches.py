@@ -37,6 +37,11 @@ class DeviceFetches:
         self._able = able
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
+    @property
+    def under_way(self) -> int:
+        """The number of fetches that have begun and not ended."""
+        return len(self._under_way)
+
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
         """Begin to copy a pull's next pages from the peer's memory. `wanted` holds the index of the first page, then
         the number that each page has in the peer's memory. If this process cannot do that, answers -1. Raises WireError

@@ -30,6 +30,10 @@ class MatcherPool:
         self._clients = clients
         self._client_of: dict[RowConstraint, MatcherClient] = {}
         self._wake: Callable[[], None] = lambda: None
+        # Whether a process has sent something, or was lost, since the last poll. Other threads set it.
+        self._woken = False
+        for client in clients:
+            client.set_wake(self._wake_engine)
 
     @property
     def wake(self) -> Callable[[], None]:
@@ -39,8 +43,6 @@ class MatcherPool:
     @wake.setter
     def wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        for client in self._clients:
-            client.set_wake(wake)
 
     @property
     def ring(self) -> MaskRing:
@@ -80,7 +82,10 @@ class MatcherPool:
 
     def poll(self) -> bool:
         """Process the messages of all processes. Returns whether `is_ready` or `failure` of a sequence may have
-        changed."""
+        changed. Without a sequence or a message, returns False at once: most steps have no grammar."""
+        if not self._woken and not self._client_of:
+            return False
+        self._woken = False  # first, so that a message that comes meanwhile is seen next time
         changed = [client.poll() for client in self._clients]  # a list, so that each client is polled
         return any(changed)
 
@@ -93,6 +98,11 @@ class MatcherPool:
         with ThreadPoolExecutor(len(self._clients), "matcher-close") as threads:
             for _ in threads.map(lambda client: client.close(), self._clients):
                 pass
+
+    def _wake_engine(self) -> None:
+        """Note that `poll` has something to do, and wake the engine. From any thread."""
+        self._woken = True
+        self._wake()
 
     def _share_mask_slots(self) -> None:
         """Give free mask slots to sequences that wait for one of another process, in the order in which they

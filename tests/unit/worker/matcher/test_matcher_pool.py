@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire_common.telemetry import metrics
-from quire_worker.matcher.matcher_client import RECOVERY_S
+from quire_worker.matcher.matcher_client import RECOVERY_S, MatcherClient
 from quire_worker.matcher.wire import MatcherFrameKind
 from tests.fakes.worker.local_matcher import CrashingBackend, LocalMatcher
 from tests.unit.worker.matcher.letter_rows import BACKEND, VOCAB, A, allowed, keep, open_row, take_all, wanted
@@ -110,3 +112,30 @@ def test_process_that_was_just_lost_gets_no_new_sequence_while_others_live() -> 
     assert open_row(matcher).mask_source is kept.mask_source
     now_s[0] += RECOVERY_S
     assert open_row(matcher).mask_source is not kept.mask_source
+
+
+def test_processes_are_polled_only_with_a_sequence_or_after_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most steps have no grammar, and a worker with a GPU has eight processes."""
+    matcher, polled, poll = LocalMatcher(BACKEND, VOCAB, processes=2), list[int](), MatcherClient.poll
+
+    def counted(client: MatcherClient) -> bool:
+        polled.append(matcher.clients.index(client))
+        return poll(client)
+
+    monkeypatch.setattr(MatcherClient, "poll", counted)
+    assert not matcher.client.poll() and not polled
+    row = open_row(matcher)
+    take_all(matcher)
+    assert polled
+    matcher.client.close_sequence(row)
+    matcher.client.poll()
+    polled.clear()
+    matcher.client.poll()
+    assert not polled
+    woken: list[bool] = []
+    matcher.client.wake = lambda: woken.append(True)
+    matcher.links[1].lose()
+    matcher.client.poll()
+    assert woken and polled == [0, 1] and matcher.clients[1].was_just_lost
+    matcher.client.poll()
+    assert polled == [0, 1], "no message has come since"
