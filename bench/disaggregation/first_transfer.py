@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 
 from bench import ROOT
-from bench.harness.checkout_services import serving
+from bench.harness.checkout_services import start_services
 from bench.pipeline.first_token import MODEL
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -47,7 +47,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for number in range(options.rounds):
         for path in checkouts if number % 2 else checkouts[::-1]:
-            with serving(path, "first-transfer", MODEL, replicas=0, prefill=1, decode=1, flags=_FLAGS) as services:
+            spec = {"replicas": 0, "prefill": 1, "decode": 1, "flags": _FLAGS}
+            with start_services(path, "first-transfer", MODEL, **spec) as services:
                 time.sleep(options.pause_s)
                 took[path].append(
                     [

@@ -28,7 +28,7 @@ from bench.gpu.table import WITHOUT_GPU, measured_in_process
 from bench.pipeline.services_arm import cpu_seconds, cpu_us_per_token
 from quire.local.stack import LocalStack
 
-_SERVED = {
+SERVED = {
     "tpot_ms": "median_tpot_ms",
     "decode_tpot_ms": "median_decode_tpot_ms",
     "output_tok_s": "output_throughput",
@@ -165,7 +165,7 @@ def report_row(
 ) -> None:
     """Report a figure through the services, the figures to compare, and the cost of the services; None: there is no
     figure in process."""
-    through, title = found[_SERVED[load.served]], f"{name} {load.row}"
+    through, title = found[SERVED[load.served]], f"{name} {load.row}"
     figures: dict[str, Figure] = {"services": through}
     if (target := ROWS.get(title)) is not None:
         figures |= target.beside(through)

@@ -3,9 +3,10 @@
     python -m bench.gpu.served_turns ../other/checkout [--model 0.6B] [--turns 3]
 
 The services of both checkouts run at the same time, and each has a part of the GPU's memory for its KV pages. The load
-generator is this checkout's. A row of which all requests decode at once has TPOT as its figure, which contains the
-prompts of other requests: the other checkout may not tell how many tokens an event carries. The program prints each
-figure as soon as it is measured, and in the end the ratio of the medians, this checkout's over the other's.
+generator is this checkout's. For the rows of the time between tokens, the figure is TPOT, which includes steps that
+compute prompts of other requests. `decode_tpot` leaves these out, but an older checkout may not report the tokens of
+each event. The program prints each figure as soon as it is measured, and in the end the ratio of the medians, this
+checkout's over the other's.
 """
 
 from __future__ import annotations
@@ -24,20 +25,16 @@ from bench import ROOT
 from bench.gpu.engine import CONTEXT
 from bench.gpu.http_load import HttpLoad, stack_of
 from bench.gpu.model import write_config
-from bench.gpu.served_table import LOADS
+from bench.gpu.served_table import LOADS, SERVED
 from bench.gpu.shapes import MODELS, SHAPES
-from bench.harness.checkout_services import CheckoutServices, serving
+from bench.harness.checkout_services import CheckoutServices, start_services
 
-_FIGURES = {
-    "itl_ms": "median_tpot_ms",
-    "output_tok_s": "output_throughput",
-    "input_tok_s": "input_throughput",
-    "first_ms": "median_ttft_ms",
-}
-"""A row's figure in process -> what `quire bench serve` says of it."""
+_REPORTED = {**SERVED, "itl_ms": SERVED["tpot_ms"]}
+"""Figure of a row -> key in the report of `quire bench serve`."""
 _STREAM = "one stream"
-_KV_BYTES = 46_000_000_000
-"""Pages for 512 sequences of 768 tokens of 0.6B; two such sets of services fit on an H200."""
+_KV_BYTES = {"0.6B": 46_000_000_000, "8B": 52_000_000_000}
+"""Pages for 512 sequences of 768 tokens. Two such sets of services fit on an H200."""
+_TINY_KV_BYTES = 1 << 27
 
 
 def main() -> None:
@@ -45,37 +42,37 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="another checkout, its stubs generated")
     parser.add_argument("--model", default="0.6B", choices=list(SHAPES))
     parser.add_argument("--turns", type=int, default=3, help="after one that warms up")
-    parser.add_argument("--kv-bytes", type=int, default=_KV_BYTES, help="of the pages of each checkout's worker")
+    parser.add_argument("--kv-bytes", type=int, default=0, help="of KV pages of each worker; 0: enough for all rows")
     options = parser.parse_args()
-    rows = {each.row: (each.load, _FIGURES[each.figure]) for each in LOADS}
-    rows[_STREAM] = HttpLoad(16, 512, 128, concurrency=1, warmups=1), _FIGURES["first_ms"]
+    rows = {each.row: (each.load, _REPORTED[each.figure]) for each in LOADS}
+    rows[_STREAM] = HttpLoad(16, 512, 128, concurrency=1, warmups=1), _REPORTED["first_ms"]
     name, worker = options.model, dict[str, str | bool](device="cuda")
+    kv_bytes = options.kv_bytes or _KV_BYTES[name]
     if not torch.cuda.is_available():  # shows that every row can be measured
         name, worker = "tiny", {"device": "cpu", "attention-backend": "torch", "max-num-seqs": "4"}
-        options.kv_bytes = 1 << 27
+        kv_bytes = _TINY_KV_BYTES
         for row, (load, key) in rows.items():
             rows[row] = replace(load, requests=2, input_len=8, output_len=min(load.output_len, 40)), key
-    worker |= {"load-format": "dummy", "kv-cache-memory-bytes": str(options.kv_bytes)}
+    worker |= {"load-format": "dummy", "kv-cache-memory-bytes": str(kv_bytes)}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = write_config(Path(folder) / name, MODELS[name], CONTEXT)
         flags = stack_of(model, worker).flags
         checkouts = [ROOT, options.other.resolve()]
-        served = [stack.enter_context(serving(path, "served-turns", model, flags=flags)) for path in checkouts]
+        served = [stack.enter_context(start_services(path, "served-turns", model, flags=flags)) for path in checkouts]
         measure(rows, served, options.turns, Path(folder))
 
 
 def measure(
     rows: dict[str, tuple[HttpLoad, str]], served: list[CheckoutServices], turns: int, folder: Path
 ) -> dict[str, float]:
-    """Measure each row in each turn with both sets of services, which take turns at being first, and print the figures.
-    The first turn warms up and does not count. Returns the ratio of the medians by row, the first set's over the
-    second's."""
+    """In each turn, measure each row on both sets of services, with the same prompts, and print the figures. The set
+    that is measured first alternates. The first turn warms up and does not count. Returns the ratio of the medians by
+    row, the first set's over the second's."""
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for turn in range(-1, turns):
         for number, (row, (load, key)) in enumerate(rows.items()):
             for which in (0, 1) if turn % 2 else (1, 0):
-                seed = 2 * (turn + 1) * len(rows) + 2 * number + which
-                value = replace(load, seed=seed).put(served[which].http, folder)[key]
+                value = replace(load, seed=(turn + 1) * len(rows) + number).put(served[which].http, folder)[key]
                 if turn >= 0:
                     found[row, which].append(value)
                     print(f"turn {turn}, {row}, {('here', 'other')[which]}: {value:.5g}", flush=True)

@@ -1,7 +1,7 @@
 """The five services of any checkout, in a process of their own, so that a benchmark can compare two versions.
 
-This file is also the program of that process. It runs with the other checkout's folders on the path, so it imports
-nothing of this folder.
+This file is also the program of that process. The process has the other checkout on its path, so this file imports
+nothing from `bench`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from typing import Any, NamedTuple
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 
-SERVICES = ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
+SOURCE_FOLDERS = ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
 
 
 class CheckoutServices(NamedTuple):
-    """Running services: the address of the router's HTTP and of its gRPC, and the process that holds them."""
+    """Running services."""
 
     http: str
+    """The URL of the router."""
     grpc: str
-    holder: int
+    """The address of the router's gRPC."""
+    pid: int
+    """The process whose children the services are."""
 
 
 @contextlib.contextmanager
-def serving(checkout: Path, name: str, model: Path, **spec: Any) -> Iterator[CheckoutServices]:
+def start_services(checkout: Path, name: str, model: Path, **spec: Any) -> Iterator[CheckoutServices]:
     """Start the services of a checkout, whose stubs are generated, and end them with the context. `spec`: further
     fields of StackSpec. Raises RuntimeError if they do not start."""
-    folders = [checkout, *(checkout / "services" / service for service in SERVICES)]
+    folders = [checkout, *(checkout / "services" / service for service in SOURCE_FOLDERS)]
     inherited = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), inherited])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), inherited]))}
     given = {"name": name, "model": str(model), "keep_directory": False, **spec}
     command = [sys.executable, "-P", __file__, json.dumps(given)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
@@ -45,13 +48,13 @@ def serving(checkout: Path, name: str, model: Path, **spec: Any) -> Iterator[Che
         yield CheckoutServices(http, grpc, holder.pid)
 
 
-def hold(spec: dict[str, Any]) -> None:
-    """Start the services of the checkout that is on the path, and print their addresses. End them when the caller does
-    not need them any more."""
+def hold_services(spec: dict[str, Any]) -> None:
+    """Start the services of the checkout that is on the path, and print their addresses. End the services when standard
+    input closes."""
     with contextlib.closing(LocalStack(StackSpec(**{**spec, "name": f"{spec['name']}-{os.getpid()}"}))) as stack:
         print(stack.ready.http, stack.grpc, flush=True)
         sys.stdin.read()
 
 
 if __name__ == "__main__":
-    hold(json.loads(sys.argv[1]))
+    hold_services(json.loads(sys.argv[1]))

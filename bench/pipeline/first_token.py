@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bench import ROOT
-from bench.harness.checkout_services import serving
+from bench.harness.checkout_services import start_services
 
 MODEL = ROOT / "models" / "demo"
 TOKENS = 2  # the second shows that the first was not kept back for the end
@@ -106,8 +106,10 @@ def main() -> None:
     work: dict[tuple[str, int, Path], list[dict[str, float]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         flags = FLAGS if options.kvstore else {**FLAGS, "scheduler": {**FLAGS["scheduler"], **NO_CACHES}}
-        served = {path: stack.enter_context(serving(path, "first-token", MODEL, flags=flags)) for path in checkouts}
-        clients = {path: Client(services.http) for path, services in served.items()}
+        clients = {}
+        for path in checkouts:
+            services = stack.enter_context(start_services(path, "first-token", MODEL, flags=flags))
+            clients[path] = Client(services.http)
         prompts = Prompts()
         for number in range(WARM_UP + options.requests):
             for kind in options.kinds:

@@ -28,7 +28,7 @@ import numpy as np
 import uvloop
 
 from bench import ROOT
-from bench.harness.checkout_services import SERVICES, serving
+from bench.harness.checkout_services import SOURCE_FOLDERS, start_services
 from bench.pipeline.first_token import MODEL, NO_CACHES
 from quire.bench.outcome import Outcome
 from quire.bench.target import Target
@@ -79,7 +79,7 @@ def cpu_us(pid: int) -> Counter[str]:
     """Return the CPU time of each service below a process, since it began."""
     found: Counter[str] = Counter()
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    names = {f"quire_{name}".encode(): name for name in SERVICES}
+    names = {f"quire_{name}".encode(): name for name in SOURCE_FOLDERS}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
             for name in names.keys() & set(command):
@@ -121,14 +121,14 @@ def main() -> None:
     for start in range(options.starts):
         with contextlib.ExitStack() as stack:
             served = {
-                path: stack.enter_context(serving(path, "hops", MODEL, flags=flags))
+                path: stack.enter_context(start_services(path, "hops", MODEL, flags=flags))
                 for path in checkouts[:: 1 - 2 * (start % 2)]
             }
             for number in range(1 + options.rounds):
                 prompts = [rng.integers(0, VOCABULARY, prompt).tolist() for _ in range(requests)]
                 bodies = [writer.request(ids, output, f"{number}-{index}") for index, ids in enumerate(prompts)]
                 for path in checkouts if number % 2 else checkouts[::-1]:
-                    one = measure(served[path].http, served[path].holder, bodies)
+                    one = measure(served[path].http, served[path].pid, bodies)
                     if number:
                         found[path].append(one)
     alone = requests * prompt * options.prefill_us / 1e3 + (output - 1) * step_ms
@@ -160,7 +160,7 @@ def ratios(rounds: list[Round], beside: list[Round], starts: int) -> str:
     starts, the bootstrap samples whole starts, because a process may use some per cent more CPU than another of the
     same code."""
     rng, told = np.random.default_rng(0), []
-    for name in SERVICES[1:]:
+    for name in SOURCE_FOLDERS[1:]:
         pairs = np.array([(one.cpu[name], other.cpu[name]) for one, other in zip(rounds, beside, strict=True)], float)
         units = pairs.reshape(starts, -1, 2).sum(1) if starts > 1 else pairs
         drawn = units[rng.integers(0, len(units), (4000, len(units)))].sum(1)

@@ -85,7 +85,7 @@ class InterpretedDevice:
         places[decodes:] += _PADDING
         python = any(each.runs_python for each in batch.controls.values())
         edit = partial(self._host_rows.edit, batch, places) if python else None
-        hidden = body.launch(layout, edit, every_row=bool(batch.scores))
+        hidden = body.launch(layout, edit, all_rows=bool(batch.scores))
         results = body.results.numpy()
         if used > _WORDS or body.logits is None:
             raise RuntimeError("the step does not fit")

@@ -38,13 +38,14 @@ def logits_of_rows(model: LoadedModel, tokens: list[int], pages: list[int], rows
     """Logits of these rows of a prompt, in one step whose last layer may leave the other rows out."""
     runner = model.runner
     ops, size = runner.decoder.ops, len(tokens)
-    padded, wanted = (-(-count // ops.row_multiple) * ops.row_multiple for count in (size, len(rows)))
+    padded, outputs = (-(-count // ops.row_multiple) * ops.row_multiple for count in (size, len(rows)))
     token = torch.tensor(tokens + [0] * (padded - size))
-    row = torch.tensor([*rows, *[rows[0]] * (wanted - len(rows))])
+    output_rows = torch.tensor([*rows, *[rows[0]] * (outputs - len(rows))])
     first, count, table = (np.array(each, np.int32) for each in ([0], [size], [pages]))
     with torch.inference_mode():
         plan = ops.plan(runner.pool.tensor, padded, first, count, table)
-        return runner.decoder.logits(runner.decoder.forward(token, runner.pool.tensor, plan, wanted=row))[: len(rows)]
+        hidden = runner.decoder.forward(token, runner.pool.tensor, plan, output_rows=output_rows)
+        return runner.decoder.logits(hidden)[: len(rows)]
 
 
 def cached_pages(pages: Sequence[int], first: int) -> list[int]:

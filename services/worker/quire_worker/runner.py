@@ -35,20 +35,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute all rows, write their keys and values, and sample a token for each sequence with `sample`, and one
+        """Run the layers, write all rows' keys and values, and sample a token for each sequence with `sample`, and one
         for each of its drafts. Masks of grammars are fetched just before; a sequence without its first mask is reported
         as held, so that its tokens are void, and the sample of a draft without its mask is HELD. Logprobs and prompt
         scores are computed if asked for."""
         begin = time.perf_counter_ns()
         samples = samples_of(batch)
-        narrowed = batch.token.size >= _LEAST_NARROWED and not batch.scores and samples.row.size < batch.token.size / 2
-        hidden, prepared = self._forward(batch, self._index(samples.row) if narrowed else None)
+        # To replay a recorded pass saves more.
+        large = batch.token.size > max(self.decoder.ops.max_recorded_rows, 2 * samples.row.size)
+        only_sampled = large and not batch.scores
+        hidden, prepared = self._forward(batch, self._index(samples.row) if only_sampled else None)
         scores = self._scores(hidden, batch) if batch.scores else {}
         fetched = StepMasks({})
         if samples.sequence.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
-            logits = self._logits(hidden, None if narrowed else samples.row)[: samples.row.size]
+            logits = self._logits(hidden, None if only_sampled else samples.row)[: samples.row.size]
             forwarded = time.perf_counter_ns()
             fetched = fetch_masks(batch, samples)
             token = self.decoder.ops.sample(logits, _columns(batch, samples, fetched.masks))
@@ -67,9 +69,9 @@ class ModelRunner:
         hidden, _ = self._forward(batch)
         return self._logits(hidden, None)[: batch.token.size]
 
-    def _forward(self, batch: StepBatch, wanted: Tensor | None = None) -> tuple[Tensor, int]:
+    def _forward(self, batch: StepBatch, output_rows: Tensor | None = None) -> tuple[Tensor, int]:
         """Zero the pages that the step begins and does not fill, pad the rows, and run the decoder's layers. Returns
-        the hidden rows, those that `wanted` names or else all, padding included, and the `perf_counter_ns` at which
+        the hidden rows, those of `output_rows` or else all, padding included, and the `perf_counter_ns` at which
         preparation ended."""
         ops = self.decoder.ops
         rows = _padded(batch.token.size, ops.row_multiple)
@@ -78,7 +80,7 @@ class ModelRunner:
         self.pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.pool.page_size))
         plan = ops.plan(self.pool.tensor, rows, batch.position, batch.count, batch.page_table)
         prepared = time.perf_counter_ns()
-        return self.decoder.forward(token, self.pool.tensor, plan, wanted=wanted), prepared
+        return self.decoder.forward(token, self.pool.tensor, plan, output_rows=output_rows), prepared
 
     def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
         """Return, by sequence, the logprobs of prompt tokens that `batch.scores` asks for. Only _SCORED_ROWS rows have
@@ -105,8 +107,8 @@ class ModelRunner:
         return self.decoder.logits(hidden if rows is None else hidden.index_select(0, self._index(rows)))
 
     def _index(self, rows: Int64) -> Tensor:
-        """Return the rows as an index, padded to a number that linear layers may see. Padding repeats the first row;
-        without any rows, it is row 0."""
+        """Return the rows as an index, padded to a multiple of the ops' row multiple. Padding repeats the first row.
+        Without rows, the index names row 0."""
         index = np.zeros(_padded(max(1, rows.size), self.decoder.ops.row_multiple), np.int64)
         index += rows[0] if rows.size else 0
         index[: rows.size] = rows
@@ -115,9 +117,6 @@ class ModelRunner:
 
 # The number of prompt rows that have logits at the same time.
 _SCORED_ROWS = 64
-# In steps of so many rows, the last layer leaves out the rows that sample no token. The ops replay recorded passes of
-# smaller steps, which saves more.
-_LEAST_NARROWED = 65
 
 
 def _padded(count: int, multiple: int) -> int:

@@ -48,10 +48,10 @@ class LastTokenModel:
         self.before: Callable[[list[int]], None] = lambda _: None
 
     def forward(
-        self, token: Tensor, _pages: Tensor, plan: Any, _attend: object = None, wanted: Tensor | None = None
+        self, token: Tensor, _pages: Tensor, plan: Any, _attend: object = None, output_rows: Tensor | None = None
     ) -> Tensor:
         self.before(token[plan.position >= 0].tolist())
-        return TABLE[token.long() if wanted is None else token.long()[wanted]]
+        return TABLE[token.long() if output_rows is None else token.long()[output_rows]]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ HEAD

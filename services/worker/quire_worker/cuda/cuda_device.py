@@ -175,7 +175,7 @@ class CudaDevice:
             used = self._columns[turn].pack(layout, batch, control)
             self._uploads[turn].start(used)
             if graph is None:
-                hidden = body.launch(layout, self._edit(batch, places), every_row=bool(batch.scores))
+                hidden = body.launch(layout, self._edit(batch, places), all_rows=bool(batch.scores))
             else:
                 graph.replay(layout)
             self._downloads[turn].start(count)

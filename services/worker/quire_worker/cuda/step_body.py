@@ -69,15 +69,15 @@ class StepBody:
         edit: Edit | None = None,
         *,
         attend: Attend[TritonPlan] | None = None,
-        every_row: bool = False,
+        all_rows: bool = False,
     ) -> Tensor | None:
         """Launch all kernels of a step whose columns are uploaded: feed tokens, run the layers, compute the logits of
         each sequence's last row, apply masks and logits processor states, and sample.
 
         Its tokens and finish codes go to `results`, its logits to `logits`. `advanced` says whether the step got so far
-        that it cannot be launched again. Returns the hidden rows of all its tokens with `every_row`, else None: then
-        the last layer leaves out what no token is sampled from. In steps that are not captured, `edit` is called before
-        any token is sampled. `attend` replaces attention, as in Decoder.forward.
+        that it cannot be launched again. With `all_rows`, returns the hidden rows of all tokens. Otherwise, returns
+        None, and the last feed-forward block may compute only each sequence's last row. In steps that are not captured,
+        `edit` is called before any token is sampled. `attend` replaces attention, as in Decoder.forward.
         """
         size = layout.size
         self.advanced = False
@@ -86,11 +86,10 @@ class StepBody:
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
         last_row = views["last_row"].long() if size.chunks else None
-        # Padding may make a small step's sequences more than its rows.
-        wanted = None if every_row or size.sequences >= size.total_rows else last_row
+        output_rows = None if all_rows or 2 * size.sequences > size.total_rows else last_row
         with best_backend(self.pages) if layout.fresh else contextlib.nullcontext():
-            hidden = self.decoder.forward(token, self.pages, plan, attend, wanted)
-        last = hidden if last_row is None or wanted is not None else hidden.index_select(0, last_row)
+            hidden = self.decoder.forward(token, self.pages, plan, attend, output_rows)
+        last = hidden if last_row is None or output_rows is not None else hidden.index_select(0, last_row)
         stop_id = views["stop_id"].view(size.sequences, layout.stop_ids)
         if masks is not None and self.masks is not None:
             self.masks.fetch(masks, views, stop_id)  # takes as long as a large part of the head's product
@@ -126,7 +125,7 @@ class StepBody:
             masks=None if masks is None else (masks, token),
         )
         self.advanced = True
-        return hidden if every_row else None
+        return hidden if all_rows else None
 
     def _place_rows(self, views: dict[str, Tensor]) -> RowMasks:
         """Correct the positions of rows with grammars. Returns the data about these rows that sampling needs. Raises

@@ -188,10 +188,16 @@ class AgentProcess:
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
-        if self._received or self._copying or self._wanting or self._emptied_slots or self._device_fetches.under_way:
+        if self._has_page_work:
             self._copy_pages()
         ended, self._ended = self._ended, []
         return ended
+
+    @property
+    def _has_page_work(self) -> bool:
+        """Whether `_copy_pages` may find something to do. The engine asks several times a step, mostly in vain."""
+        at_ring = self._received or self._copying or self._wanting or self._emptied_slots
+        return bool(at_ring) or self._device_fetches.is_fetching
 
     def _copy_pages(self) -> None:
         """Handle ended copies, and begin a bounded number of others: see `take_results`."""

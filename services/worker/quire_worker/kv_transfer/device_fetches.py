@@ -38,9 +38,9 @@ class DeviceFetches:
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
     @property
-    def under_way(self) -> int:
-        """The number of fetches that have begun and not ended."""
-        return len(self._under_way)
+    def is_fetching(self) -> bool:
+        """Whether a fetch has begun and not ended."""
+        return bool(self._under_way)
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
         """Begin to copy a pull's next pages from the peer's memory. `wanted` holds the index of the first page, then

@@ -30,7 +30,8 @@ class MatcherPool:
         self._clients = clients
         self._client_of: dict[RowConstraint, MatcherClient] = {}
         self._wake: Callable[[], None] = lambda: None
-        # Whether a process has sent something, or was lost, since the last poll. Other threads set it.
+        # Whether a link has called `_wake_engine` since the last poll: for a message, a lost process or a ping. The
+        # links' threads set it.
         self._woken = False
         for client in clients:
             client.set_wake(self._wake_engine)
@@ -82,7 +83,8 @@ class MatcherPool:
 
     def poll(self) -> bool:
         """Process the messages of all processes. Returns whether `is_ready` or `failure` of a sequence may have
-        changed. Without a sequence or a message, returns False at once: most steps have no grammar."""
+        changed. Returns False at once if there is no sequence and no link has woken the engine, since most steps have
+        no grammar."""
         if not self._woken and not self._client_of:
             return False
         self._woken = False  # first, so that a message that comes meanwhile is seen next time

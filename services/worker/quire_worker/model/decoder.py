@@ -83,39 +83,39 @@ class Decoder(Generic[P]):
         return few
 
     def forward(
-        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, output_rows: Tensor | None = None
     ) -> Tensor:
         """Compute hidden [R, H] before the final norm from token [R] int64, and write the rows' keys and values to
         `pages`.
 
-        `attend`, if given, replaces attention and the linear layer after it in every layer. `wanted` [N] int64, if
-        given, names the rows whose hidden [N, H] is returned: the last feed-forward block computes only these. Without
-        both, the ops may replay a recorded pass. The next pass may overwrite the result.
+        `attend`, if given, replaces attention and the linear layer after it in every layer. `output_rows` [N] int64, if
+        given, names the rows whose hidden [N, H] is returned: the last feed-forward block computes only these. If
+        neither is given, the ops may replay a recorded pass. The next pass may overwrite the result.
         """
-        if attend is None and wanted is None:
+        if attend is None and output_rows is None:
             residual, delta = self._run_layers(token, pages, plan)
         else:
-            residual, delta = self.run_layers(token, pages, plan, attend, wanted)
+            residual, delta = self.run_layers(token, pages, plan, attend, output_rows)
         return residual if delta is None else residual.add_(delta)
 
     def run_layers(
-        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, output_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the embedding and all layers: `forward` without its last addition. Returns the residual [R, H], or
-        [N, H] with `wanted`, and what to add to it, which is None if nothing is left to add."""
+        [N, H] with `output_rows`, and what to add to it, which is None if nothing is left to add."""
         residual = self._embed(token, plan)
         delta: Tensor | None = None
         for layer in self.layers:
-            kept = wanted if layer is self.layers[-1] else None
+            rows = output_rows if layer is self.layers[-1] else None
             x = _enter(self.ops, delta, residual, layer.attention_norm)
             if layer.is_parallel:
-                residual, delta = self._run_parallel(layer, x, residual, pages, plan, attend, kept)
+                residual, delta = self._run_parallel(layer, x, residual, pages, plan, attend, rows)
                 continue
             onto = residual if layer.attention_post_norm is None else None
             delta = _leave(self.ops, layer.mixer.run(self.ops, x, pages, plan, onto, attend), layer.attention_post_norm)
-            if kept is not None:  # no later layer has attention, through which the other rows would count
-                residual = residual.index_select(0, kept)
-                delta = None if delta is None else delta.index_select(0, kept)
+            if rows is not None:  # a row affects others only through attention, and there is none after this
+                residual = residual.index_select(0, rows)
+                delta = None if delta is None else delta.index_select(0, rows)
             x = _enter(self.ops, delta, residual, layer.mlp_norm)
             onto = residual if layer.mlp_post_norm is None else None
             delta = _leave(self.ops, layer.feed_forward.run(self.ops, x, onto), layer.mlp_post_norm)
@@ -141,12 +141,12 @@ class Decoder(Generic[P]):
         pages: Tensor,
         plan: P,
         attend: Attend[P] | None,
-        wanted: Tensor | None,
+        output_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run a layer whose feed-forward block takes the layer's input, as its mixer does, and not the mixer's result.
         With a norm of its own, the block takes the norm of that input, else the mixer's input `x`. The mixer's result
-        is added to `residual`. Returns the residual, only its rows `wanted` if that is given, and the block's result,
-        which is None if it was added too.
+        is added to `residual`. Returns the residual, only its `output_rows` if they are given, and the block's
+        result, which is None if it was added too.
 
         A result of an operation is valid until the same operation is called again. So the block's norm is computed
         after the mixer's first linear layer has read x.
@@ -157,8 +157,8 @@ class Decoder(Generic[P]):
         mixed = layer.mixer.attend(self.ops, inputs, pages, plan, residual, attend)
         if mixed is not None:
             self.ops.add(mixed, residual)
-        if wanted is not None:
-            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        if output_rows is not None:
+            x, residual = x.index_select(0, output_rows), residual.index_select(0, output_rows)
         return residual, layer.feed_forward.run(self.ops, x, residual)
 
 

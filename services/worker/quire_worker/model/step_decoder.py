@@ -55,11 +55,11 @@ class StepDecoder(Protocol[P]):
         ...
 
     def forward(
-        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, output_rows: Tensor | None = None
     ) -> Tensor:
         """Compute hidden [R, H], the input of `logits`, from token [R] int64, and write the rows' keys and values to
-        `pages`. `attend`, if given, replaces attention and the linear layer after it. `wanted` [N] int64, if given,
-        names the rows whose hidden [N, H] is returned."""
+        `pages`. `attend`, if given, replaces attention and the linear layer after it. `output_rows` [N] int64, if
+        given, names the rows whose hidden [N, H] is returned."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

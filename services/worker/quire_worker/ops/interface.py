@@ -137,6 +137,11 @@ class Ops(Protocol[P]):
         """[R] int64: the position of each row in its sequence; 0 for padding."""
         ...
 
+    @property
+    def max_recorded_rows(self) -> int:
+        """Passes of up to this many rows may be recorded and replayed by what `capture` returns; 0: none is."""
+        ...
+
     def capture(self, run: RunLayers[P]) -> RunLayers[P]:
         """Return a function that computes the same as `run`. It may record the work of `run` and replay it."""
         ...

@@ -44,6 +44,7 @@ class TorchOps:
     """
 
     row_multiple = ROW_MULTIPLE
+    max_recorded_rows = 0
 
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._heads_per_kv = shape.heads // shape.kv_heads

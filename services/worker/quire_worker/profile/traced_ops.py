@@ -45,6 +45,10 @@ class TracedOps(Generic[P]):
         return self._ops.row_multiple
 
     @property
+    def max_recorded_rows(self) -> int:
+        return self._ops.max_recorded_rows
+
+    @property
     def batch_invariant(self) -> bool:
         return self._ops.batch_invariant
 

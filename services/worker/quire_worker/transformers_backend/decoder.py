@@ -56,18 +56,18 @@ class TransformersDecoder(Generic[P]):
         return self
 
     def forward(
-        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, wanted: Tensor | None = None
+        self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None, output_rows: Tensor | None = None
     ) -> Tensor:
         """Run the model's layers on all rows of a step as one sequence, with attention over the pages: token [R] int64,
-        clamped to the vocabulary -> hidden [R, H], or [N, H] of the rows `wanted`. Raises TypeError for `attend`: the
-        model computes the linear layer that it would replace."""
+        clamped to the vocabulary -> hidden [R, H], or [N, H] of `output_rows`. Raises TypeError for `attend`: the model
+        computes the linear layer that it would replace."""
         if attend is not None:
             raise TypeError("the Transformers backend cannot cut layers at attention")
         # While a GPU's kernels are compiled without running, the rows have no tokens, and torch's lookup must find one.
         token = token.clamp(0, self.spec.vocab_size - 1)
         with use_attention(_PagedRows(self, pages, plan, self._rules, self._rope)):
             hidden = self._model.hidden(token, self.ops.positions(plan))
-        return hidden if wanted is None else hidden.index_select(0, wanted)
+        return hidden if output_rows is None else hidden.index_select(0, output_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `StepDecoder.logits`."""

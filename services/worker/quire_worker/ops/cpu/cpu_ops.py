@@ -53,6 +53,7 @@ class CpuOps:
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._torch_ops = TorchOps(shape, page_size)
         self.row_multiple = 1
+        self.max_recorded_rows = _MAX_TAPE_ROWS
         self.batch_invariant = True
         self._linear_jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
         self._embedding_jobs: dict[int, Job] = {}

@@ -44,6 +44,7 @@ class TritonOps:
     """Implements `Ops`. A model has one object per device, and all calls come from one thread."""
 
     row_multiple = 1
+    max_recorded_rows = 0
 
     def __init__(
         self,
