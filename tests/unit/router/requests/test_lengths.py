@@ -1,13 +1,14 @@
-"""Errors of lengths name their own cause and fix."""
+"""Errors of lengths name their own cause and fix, and prompts are cut no more than they must be."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire_common.columns import pack_i32
 from quire_common.errors import InvalidArgument
-from quire_router.requests.lengths import check_resume
-from quire_router.sequences.job import Resume
+from quire_router.requests.lengths import check_resume, truncated
+from quire_router.sequences.job import GenerateJob, Resume, TextPrompt
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,23 @@ def test_refused_resume_names_its_cause(characters: int, max_tokens: int, cause:
 
 def test_resume_within_its_bounds_is_accepted() -> None:
     check_resume(Resume(pack_i32([1, 2]), 2048), 3, vocab_size=300)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "default", "kept"),
+    [
+        (90, 30, None, 70),  # what the client demands
+        (90, None, None, 90),
+        (120, None, None, 99),
+        (120, None, 16, 84),
+        (60, None, 100, 60),  # a bound on the answer does not cut a prompt that fits
+        (60, None, 1000, 60),
+        (120, None, 1000, 75),
+    ],
+)
+def test_bound_of_an_answer_cuts_no_prompt_to_nothing(
+    prompt: int, max_tokens: int | None, default: int | None, kept: int
+) -> None:
+    job = GenerateJob("m", (TextPrompt("x"),), max_tokens=max_tokens, default_max_tokens=default, truncate_to=-1)
+    ids = np.arange(prompt, dtype=np.int32)
+    assert truncated(job, ids, 100).tolist() == ids[prompt - kept :].tolist()
