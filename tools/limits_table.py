@@ -111,7 +111,7 @@ FIELDS: Mapping[str, tuple[str, str]] = {
     "guided_json": ("token", _SCHEMA),
     "guided_regex": ("token", _SOURCE),
     "guided_whitespace_pattern": ("bytes", _SOURCE),
-    "include": ("once", ""),
+    "include": ("once", "at most 16 values of OpenAI's API, of which only message.output_text.logprobs has an effect"),
     "include_reasoning": ("once", ""),
     "include_usage": ("once", ""),
     "inference_geo": ("none", _BODY),

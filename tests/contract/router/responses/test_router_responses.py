@@ -87,7 +87,8 @@ async def test_events_are_typed_and_numbered() -> None:
 
 async def test_logprobs_are_returned_if_included() -> None:
     async with router_rig() as rig:
-        include = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 2}
+        included = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+        include = {"include": included, "top_logprobs": 2, "max_output_tokens": 2}
         told = (await create(rig, **include)).json()["output"][0]["content"][0]["logprobs"]
         assert [(t["token"], t["logprob"], len(t["top_logprobs"])) for t in told] == [("u", -1, 2), ("s", -2, 2)]
         streamed = events((await create(rig, stream=True, **include)).text)
@@ -151,6 +152,7 @@ async def test_reasoning_effort_reaches_the_template_and_the_answer() -> None:
         ({"reasoning": {"effort": 3}}, 400, "BAD_TYPE"),
         ({"reasoning": {"summary": "detailed"}}, 400, "PARAMETER_UNSUPPORTED"),
         ({"truncation": "some"}, 400, "BAD_VALUE"),
+        ({"include": ["reasoning.encrypted_content", "message.output_text.logprob"]}, 400, "BAD_VALUE"),
         ({"metadata": "a"}, 400, "BAD_TYPE"),
         ({"metadata": {"a": 1}}, 400, "BAD_TYPE"),
         ({"metadata": {f"{i}": "a" for i in range(17)}}, 400, "TOO_MANY_ITEMS"),

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from quire_router.front.parameters.request_limits import Limits
 
 LOGPROBS = "message.output_text.logprobs"
+# The values of OpenAI's API. No answer of Quire has what the others name, so they change nothing.
+_INCLUDABLE = (
+    LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _FUNCTION = ("name", "description", "parameters", "strict")
@@ -70,6 +81,14 @@ def parse_response(body: Mapping[str, Any], limits: Limits, *, timings: bool) ->
         raise InvalidArgument(
             "BAD_VALUE", "truncation is neither auto nor disabled.", "Choose one of them.", param="truncation"
         )
+    for included in values["include"]:
+        if included not in _INCLUDABLE:
+            raise InvalidArgument(
+                "BAD_VALUE",
+                f"include has {included[:64]!r}, which no response can include.",
+                f"Choose from {', '.join(_INCLUDABLE)}.",
+                param="include",
+            )
     if values["background"] and values["stream"]:
         raise Unsupported(
             "PARAMETER_UNSUPPORTED",
