@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire_common.errors import InvalidArgument, QuireError, Unsupported
 from quire_common.logit_controls import LogitControls
 from quire_router.front.http.body import parse_object
+from quire_router.front.http.parsing.messages_parse import parse_messages
 from quire_router.front.http.parsing.parse import parse_chat, parse_completion
 from quire_router.front.parameters.fields import KINDS, Field, check_fields
 from quire_router.front.parameters.request_limits import Limits
@@ -216,6 +217,17 @@ def test_arbitrary_bytes_parse_or_raise_a_typed_error(body: bytes) -> None:
         assert isinstance(parse_object(body), dict)
     except InvalidArgument as error:
         assert error.code in ("INVALID_JSON", "INVALID_UTF8", "NOT_AN_OBJECT")
+
+
+def test_only_a_message_without_tool_calls_is_continued() -> None:
+    called = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    for blocks, continues in (("b", True), ([{"type": "text", "text": "b"}, called], False), ([called], False)):
+        messages = [*MESSAGES, {"role": "assistant", "content": blocks}]
+        (prompt,) = parse_messages({"messages": messages, "max_tokens": 1}, LIMITS, timings=False).job.prompts
+        assert isinstance(prompt, ChatPrompt)
+        # The text of a message that is continued is the prompt's end: calls behind it would be left out.
+        assert prompt.continue_final_message is continues
+        assert prompt.add_generation_prompt is not continues
 
 
 JSON = st.recursive(

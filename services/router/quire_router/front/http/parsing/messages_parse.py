@@ -75,14 +75,15 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Co
 
 def conversation_of(values: Mapping[str, Any]) -> ChatPrompt:
     """Make the conversation, with its tools, from fields whose types are checked, with `system` first. If the last
-    message is the assistant's, the model continues that message, which Anthropic calls prefill. Raises InvalidArgument
-    for an empty or malformed list of messages, a malformed `system`, and malformed tools or `tool_choice`; and
-    Unsupported for blocks such as images, and for tools that a server runs."""
+    message is the assistant's, the model continues that message, which Anthropic calls prefill. A message with tool
+    calls is not continued, because its text ends before its calls. Raises InvalidArgument for an empty or malformed
+    list of messages, a malformed `system`, and malformed tools or `tool_choice`; and Unsupported for blocks such as
+    images, and for tools that a server runs."""
     messages = required(values, "messages")
     if not messages:
         raise InvalidArgument("MISSING_FIELD", "messages is empty.", "Send a message.", param="messages")
     found = [turn for i, message in enumerate(messages) for turn in _turns(message, f"messages[{i}]")]
-    continues = found[-1]["role"] == "assistant"
+    continues = found[-1]["role"] == "assistant" and "tool_calls" not in found[-1]
     if values["system"]:
         found.insert(0, {"role": "system", "content": _text(values["system"], "system")})
     kwargs = values["chat_template_kwargs"]
