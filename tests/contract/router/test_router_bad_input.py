@@ -72,8 +72,15 @@ TRANSFERS: list[tuple[str, str, str, Any, dict[str, Any]]] = [
 
 TABLE = [
     completion("unknown model", "MODEL_NOT_FOUND", "model", "`other` does not exist here", 404, model="other"),
-    completion("long text", "PROMPT_TOO_LONG", "prompt", prompt="x" * 200),
+    completion("long text", "PROMPT_TOO_LONG", "prompt", "maximum context length is 100 tokens", prompt="x" * 200),
     completion("long ids", "PROMPT_TOO_LONG", "prompt", "100 tokens, the prompt has 200", prompt=[1] * 200),
+    chat(
+        "long chat",
+        "PROMPT_TOO_LONG",
+        "prompt",
+        "maximum context length is 100 tokens. The prompt has more than 99",
+        messages=[{"role": "user", "content": "x" * 200}],
+    ),
     chat("max_tokens 0", "OUT_OF_RANGE", "max_tokens", "is 0. Choose a value from 1 to 2147483647.", max_tokens=0),
     completion("max_tokens negative", "OUT_OF_RANGE", "max_tokens", max_tokens=-5),
     completion("max_tokens beyond the context", "MAX_TOKENS_TOO_LARGE", "max_tokens", "to 99", max_tokens=100),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
 from quire_common.thinking import ThinkingBudget
+from quire_router.requests.lengths import PROMPT_TOO_LONG, with_context_length
 from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
 from quire_router.sequences.structured import PROMPT_ENDS, StructuredOutput, naming_field
@@ -43,9 +44,16 @@ class Encoder:
         """Tokenize all prompts of a job: texts by one call, each chat by a call that renders it; prompts of token ids
         stay as they are. The timing is the sum over all calls, and the prompt's end is that of the last chat. Raises
         the tokenizer's QuireError. One is PROMPT_TOO_LONG, for a text or chat of more than `max_tokens` tokens, unless
-        the job wants its prompts truncated."""
-        if job.truncate_to is not None:
-            max_tokens = 0
+        the job wants its prompts truncated. Its message names the model's context, which is one token longer."""
+        try:
+            return await self._encode(job, context, max_tokens if job.truncate_to is None else 0)
+        except InvalidArgument as error:
+            if error.code != PROMPT_TOO_LONG:
+                raise
+            raise with_context_length(error, max_tokens + 1) from error
+
+    async def _encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
+        """Tokenize all prompts as `encode` does, each to at most `max_tokens` tokens (0: no bound)."""
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
         encoded: list[NDArray[np.int32]] = []
         us = prompt_end = 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from quire_router.sequences.job import GenerateJob, Resume
 
+PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
 # The most characters that one token can have. A client that claims more text than this sends a wrong `resume`.
 _MOST_CHARACTERS = 1024
 # A prompt is not cut to leave more than this part of the context to an answer whose length is not demanded.
@@ -42,12 +43,23 @@ def check_prompt_length(tokens: int, max_model_len: int) -> None:
     `max_model_len`."""
     if tokens >= max_model_len:
         raise InvalidArgument(
-            "PROMPT_TOO_LONG",
+            PROMPT_TOO_LONG,
             f"This model's maximum context length is {max_model_len} tokens, the prompt has {tokens} "
             "and at least one must be left for the answer.",
             f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
             param="prompt",
         )
+
+
+def with_context_length(error: InvalidArgument, max_model_len: int) -> InvalidArgument:
+    """Return a tokenizer's error PROMPT_TOO_LONG with the context's length in the words of `check_prompt_length`, by
+    which clients recognise the error. The tokenizer does not know this length."""
+    return InvalidArgument(
+        PROMPT_TOO_LONG,
+        f"This model's maximum context length is {max_model_len} tokens. {error.message}",
+        f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
+        param=error.param,
+    )
 
 
 def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
