@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire_common.pages import PageKey
-from quire_kvstore.tiers.aligned import whole_blocks
+from quire_kvstore.tiers.aligned import BLOCK_BYTES, whole_blocks
 from quire_kvstore.tiers.backend import PageJob
 from quire_kvstore.tiers.disk_backend import DiskBackend
 from quire_kvstore.tiers.disk_files import DiskFiles
+from quire_kvstore.tiers.disk_index import DiskIndex
 from tests.unit.kvstore.pages import chain, framed, put
 from tests.unit.kvstore.tiers import ON_DISK_BYTES, eventually, forget_memory, found, tier, tiered
 
@@ -182,6 +183,26 @@ def test_page_whose_file_cannot_be_removed_keeps_its_room(tmp_path: Path, monkey
     smaller.check_integrity()
     assert smaller.held_keys() == [stuck] and smaller.used_bytes == taken()
     smaller.close()
+
+
+def test_page_whose_file_cannot_be_removed_may_go_beyond_the_capacity() -> None:
+    """Another page takes the room while the removal goes on. The check allows only such a page to go beyond."""
+    large, small, late = A.key(0), A.key(1), A.key(2)
+    index = DiskIndex(2 * BLOCK_BYTES, "lru")
+    assert index.begin_write(large, 2 * BLOCK_BYTES) == []
+    index.finish_write(large, written=True)
+    assert index.begin_write(small, 1) == [large] and index.begin_write(late, 1) == []
+    index.finish_removal([large], removed=False)
+    index.finish_write(small, written=False)
+    index.finish_write(late, written=True)
+    assert index.used_bytes == 3 * BLOCK_BYTES > index.capacity_bytes
+    index.check_integrity()
+    assert index.evict(1) == [large]
+    index.finish_removal([large], removed=True)
+    index.check_integrity()
+    index.capacity_bytes = 0
+    with pytest.raises(AssertionError, match="beyond the capacity"):
+        index.check_integrity()
 
 
 def test_a_page_that_is_too_large_does_not_say_that_the_disk_can_be_written(

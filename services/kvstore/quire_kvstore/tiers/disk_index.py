@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DiskIndex:
-    """Pages that take `capacity_bytes` at most."""
+    """Pages that take `capacity_bytes` at most, apart from pages whose files could not be removed."""
 
     def __init__(self, capacity_bytes: int, policy: str) -> None:
         self.capacity_bytes = capacity_bytes
@@ -30,6 +30,8 @@ class DiskIndex:
         self._sizes: dict[PageKey, int] = {}
         self._being_written: dict[PageKey, int] = {}
         self._being_removed: dict[PageKey, int] = {}
+        # Pages of `_sizes` whose files could not be removed. They may be what goes beyond the capacity.
+        self._not_removed: set[PageKey] = set()
         self._used_bytes = 0
 
     def __len__(self) -> int:
@@ -105,6 +107,7 @@ class DiskIndex:
                 size = self._being_removed.pop(key)
                 if not removed:
                     self._add(key, size)
+                    self._not_removed.add(key)
                     self._used_bytes += whole_blocks(size)
 
     def forget(self, key: PageKey) -> bool:
@@ -114,19 +117,22 @@ class DiskIndex:
             if size is None:
                 return False
             self._policy.discard(key)
+            self._not_removed.discard(key)
             self._used_bytes -= whole_blocks(size)
             return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pages here and pages being written take `used_bytes` together, which is within
-        the capacity, the eviction policy lists each page here once and no other, and no page here is being written or
-        removed."""
+        """Raise AssertionError unless pages here and pages being written take `used_bytes` together, `used_bytes` are
+        within the capacity but for pages whose files could not be removed, the eviction policy lists each page here
+        once and no other, and no page here is being written or removed."""
         with self._lock:
             order = list(self._policy)
             listed = len(order) == len(self._sizes) and set(order) == set(self._sizes)
             require(listed, "the policy lists each page once, and no other")
             counted = _room(self._sizes) + _room(self._being_written)
-            require(self._used_bytes == counted <= self.capacity_bytes, "used bytes were miscounted")
+            require(self._used_bytes == counted, "used bytes were miscounted")
+            not_removed = sum(whole_blocks(self._sizes[key]) for key in self._not_removed)
+            require(counted - not_removed <= self.capacity_bytes, "pages go beyond the capacity without a cause")
             changing = self._being_written.keys() | self._being_removed.keys()
             require(not self._sizes.keys() & changing, "a page is here that is being written or removed")
 
@@ -139,6 +145,7 @@ class DiskIndex:
             if key is None:
                 break
             size = self._being_removed[key] = self._sizes.pop(key)
+            self._not_removed.discard(key)
             freed = whole_blocks(size)
             self._used_bytes -= freed
             room -= freed
