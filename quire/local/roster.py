@@ -7,6 +7,7 @@ This module does not decide when members start or end. Used from the supervisor'
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import uuid
@@ -50,9 +51,8 @@ class Roster:
         (--grpc-port) and the HTTP port (--port). If such a port is 0, it is a free one, as that of every other member
         is. The user's two ports are held on the spec's host, and the others on loopback; in network namespaces, free
         ports are always on loopback. The ports stay held, beside the members that listen on them, until `close` or the
-        next call. Does not write the state file. Raises StartFailed PORT_IN_USE if a port that the user has chosen
-        cannot be bound, whatever the reason, or is chosen twice, and OSError if no free port of the host can be
-        bound."""
+        next call. Does not write the state file. Raises StartFailed if a port that the user has chosen cannot be bound
+        (see `_reserve`) or is chosen twice, and OSError if no free port of the host can be bound."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         # The user's ports come first: otherwise a free port could be one of them.
@@ -170,14 +170,18 @@ class Roster:
         self._held.close()
 
     def _reserve(self, port: int, flag: str) -> None:
-        """Hold a port that the user has chosen by this flag. Raises StartFailed PORT_IN_USE if that fails."""
+        """Hold a port that the user has chosen by this flag. Raises StartFailed if that fails: PORT_IN_USE if the port
+        is taken, BAD_VALUE otherwise, such as for a port that this user may not open."""
         try:
             self._held.reserve(self._spec.host, port)
         except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            taken = "Stop the process that has the port, or choose another port"
+            refused = "Choose an address of this host with --host, and a port that this user may open"
             raise StartFailed(
-                "PORT_IN_USE",
-                f"The stack cannot listen on port {port} of {self._spec.host}: {error.strerror}.",
-                f"Stop the process that has the port, or choose another port with {flag} (0 picks a free one).",
+                "PORT_IN_USE" if in_use else "BAD_VALUE",
+                f"The stack cannot listen on port {port} of {self._spec.host}: {error.strerror or error}.",
+                f"{taken if in_use else refused} with {flag} (0 picks a free one).",
             ) from error
 
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:

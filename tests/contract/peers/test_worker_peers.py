@@ -233,7 +233,7 @@ def test_peer_port_address_follows_the_flags() -> None:
         (errno.EADDRINUSE, "PORT_IN_USE", "Choose another port with --peer-listen"),
         (errno.EADDRNOTAVAIL, "BAD_VALUE", "Choose an address of this host"),
         (errno.EACCES, "BAD_VALUE", "Choose an address of this host"),
-        (errno.EMFILE, "BAD_VALUE", "Let the worker open more files (ulimit -n), or set --peer-listen to off"),
+        (errno.EMFILE, "BAD_VALUE", "Let the service open more files (ulimit -n), or set --peer-listen to off"),
         (errno.ENFILE, "BAD_VALUE", "Let the system open more files"),
         (errno.ENOBUFS, "BAD_VALUE", "Free memory"),
     ],

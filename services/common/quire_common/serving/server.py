@@ -30,12 +30,13 @@ from grpc_reflection.v1alpha import reflection
 
 from quire_common.config import ServiceConfig, explain_config, join_address, load_config, split_address
 from quire_common.discovery.endpoint import Discovery
-from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.errors import QuireError, as_quire_error
 from quire_common.identity.exposure import require_private
 from quire_common.identity.watched_context import WatchedContext
 from quire_common.serving.announcement import PASSIVE, ThreadAnnouncement, announce
 from quire_common.serving.health import AioHealth, SyncHealth, loop_answers
 from quire_common.serving.heaps import set_malloc_limits
+from quire_common.serving.listen_errors import find_listen_error, listen_error
 from quire_common.serving.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
@@ -406,8 +407,8 @@ def _bind(
 ) -> BoundServer:
     """Bind the address of --listen, with TLS if there is a certificate, and return the parts of the process that the
     service may use. `fail` becomes their `fail`. An instance without a name gets one from service and port or address.
-    Raises ConfigError if the port is taken, the address is malformed or not this host's, a TLS file cannot be read, or
-    the port would be open to other hosts without TLS."""
+    Raises ConfigError if the port cannot be opened (see listen_error), the address is malformed, a TLS file cannot be
+    read, or the port would be open to other hosts without TLS."""
     host, _ = split_address(config.listen, "--listen")
     require_private(config, host, "listen", secured=tls.any_pair)
     credentials = server_credentials(tls)
@@ -419,12 +420,8 @@ def _bind(
     except RuntimeError:
         bound_port = 0
     if bound_port == 0:
-        raise ConfigError(
-            "PORT_IN_USE",
-            f"The {name} cannot listen on {config.listen}: the port is taken or the address is not this host's.",
-            "Stop the process that holds the port, or choose another with --listen (port 0 picks a free one).",
-            param="listen",
-        )
+        cause = find_listen_error(config.listen)
+        raise listen_error(cause, f"The {name}", config.listen, "--listen", "port 0 picks a free one")
     address = join_address(host, bound_port)
     advertised = config.advertise or address
     default = f"{name}-{bound_port}" if config.discovery in PASSIVE else f"{name}-{advertised}"

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram, ProcessCollector, gener
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quire_common.config import split_address
-from quire_common.errors import ConfigError
+from quire_common.serving.listen_errors import listen_error
 from quire_common.telemetry.metrics_registry import Alias, MetricsRegistry
 from quire_common.telemetry.metrics_server import MetricsServer, Probes
 
@@ -79,9 +79,7 @@ def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None =
     try:
         return MetricsServer(host, port, registry, probes, context)
     except OSError as error:
-        raise ConfigError(
-            "PORT_IN_USE", f"Cannot serve metrics on {address}: {error.strerror}.", "Choose another metrics_listen."
-        ) from error
+        raise listen_error(error, "The endpoint of metrics", address, "--metrics-listen") from error
 
 
 def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:

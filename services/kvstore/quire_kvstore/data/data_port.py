@@ -16,10 +16,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from quire_common.errors import ConfigError
+from quire_common.config import join_address
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.kv_data.session_threads import SessionThreads
+from quire_common.serving.listen_errors import listen_error
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_metrics import DataMetrics
 from quire_kvstore.data.data_session import DataSession
@@ -123,9 +124,5 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            "PORT_IN_USE",
-            f"The kvstore's data port cannot listen on {host}:{port}: {error.strerror}.",
-            "Choose another with --data-port (0 picks a free one, -1 is none).",
-            param="data_port",
-        ) from error
+        address, hint = join_address(host, port), "0 picks a free port, -1 opens none"
+        raise listen_error(error, "The kvstore's data port", address, "--data-port", hint) from error

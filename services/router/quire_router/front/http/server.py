@@ -14,6 +14,7 @@ from quire_common.config import join_address
 from quire_common.errors import ConfigError
 from quire_common.identity.tls_files import TlsFiles
 from quire_common.identity.watched_context import WatchedContext
+from quire_common.serving.listen_errors import listen_error
 from quire_router.front.http.protocol import BoundedProtocol
 
 if TYPE_CHECKING:
@@ -162,10 +163,8 @@ def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> s
         bound.setblocking(False)
     except OSError as error:
         bound.close()
-        raise ConfigError(
-            "PORT_IN_USE",
-            f"The router cannot serve HTTP on {host}:{port}: {error.strerror or error}.",
-            f"Stop the process that holds the port, or choose another with --{flag} (0 picks a free one).",
-            param=flag,
+        address = join_address(host, port)
+        raise listen_error(
+            error, "The router's HTTP server", address, f"--{flag}", "port 0 picks a free one"
         ) from error
     return bound

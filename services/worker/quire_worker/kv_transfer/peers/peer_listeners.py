@@ -18,6 +18,7 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.identity.exposure import require_private
 from quire_common.kv_data.seal import AVAILABLE
+from quire_common.serving.listen_errors import SHORTAGE_FIXES
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id, neighbourhood
 from quire_worker.kv_transfer.peers.peer_hosts import peer_hosts
@@ -36,13 +37,6 @@ OFF = "off"
 _ANY_HOST = ("0.0.0.0", "::")
 # Of networks for documentation: nobody's.
 _ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
-# The fixes of errors that have nothing to do with the address.
-_FIXES = {
-    errno.EMFILE: "Let the worker open more files (ulimit -n)",
-    errno.ENFILE: "Let the system open more files (fs.file-max)",
-    errno.ENOBUFS: "Free memory of this host",
-    errno.ENOMEM: "Free memory of this host",
-}
 # All pulls of another worker may begin at once.
 _BACKLOG = 256
 
@@ -169,7 +163,7 @@ def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
         in_use, flag = error.errno == errno.EADDRINUSE, _flag(name)
         wanted = "another port" if in_use else "an address of this host and a port that this user may open"
         choice = f"Choose {wanted} with {flag} (auto picks a free port on the host of --listen, off opens none)."
-        other = _FIXES.get(error.errno or 0)
+        other = SHORTAGE_FIXES.get(error.errno or 0)
         raise ConfigError(
             "PORT_IN_USE" if in_use else "BAD_VALUE",
             f"The worker's peer port cannot listen on {join_address(host, port)}: {error.strerror}.",
