@@ -31,7 +31,7 @@ def await_lost_processes(kind: ProcessKind, processes: int) -> None:
     try:
         for _ in range(processes):
             assert lost.acquire(timeout=WAIT_S), "no process was started again"
-            assert link.take_frame() == ProcessLost()
+            assert isinstance(link.take_frame(), ProcessLost)
     finally:
         link.close()
 
@@ -101,6 +101,7 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
     link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, on_frames, QUICK)
     try:
         assert enough.wait(WAIT_S)
+        assert [link.take_frame() for _ in range(3)] == [ProcessLost(), ProcessLost(had_process=False), ProcessLost()]
     finally:
         link.close()
     assert not accepted[2] and accepted[3]
@@ -109,3 +110,15 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
     gone, no_socket, gone_again = warnings.seen[:3]
     assert gone[0] == gone_again[0] == "the helper's process is gone"
     assert no_socket == ("the helper's next process has no socket", "[Errno 24] too many open files")
+
+
+def test_process_that_cannot_be_started_is_none_that_was_lost() -> None:
+    lost = threading.Semaphore(0)
+    kind = ProcessKind("the helper", ("/nothing/here",), ProcessFrameKind, "helper-link", lambda: None)
+    link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, lost.release, QUICK)
+    try:
+        for _ in range(2):
+            assert lost.acquire(timeout=WAIT_S)
+            assert link.take_frame() == ProcessLost(had_process=False)
+    finally:
+        link.close()

@@ -137,15 +137,16 @@ class LocalLink:
             self.lose()
         return True
 
-    def lose(self, busy: Sequence[int] = ()) -> None:
-        """End the process, and all that it holds, while it works on these sequences. The next one is there at once."""
+    def lose(self, busy: Sequence[int] = (), *, had_process: bool = True) -> None:
+        """End the process, and all that it holds, while it works on these sequences. The next one is there at once.
+        `had_process`: see ProcessLost."""
         for thread, generation in enumerate(busy):
             self.ring.set_busy(thread, generation)
         self.incarnation += 1
         self.losses += 1
         self.unheard.clear()
         self.matcher = self._new_matcher()
-        self._tell(ProcessLost())
+        self._tell(ProcessLost(had_process))
 
     def take_frame(self) -> Frame | ProcessLost | None:
         return self._told.popleft() if self._told else None

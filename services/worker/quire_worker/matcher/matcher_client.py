@@ -211,7 +211,7 @@ class MatcherClient:
         or `failure` of a sequence may have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
             if isinstance(frame, ProcessLost):
-                self._reopen_all()
+                self._reopen_all(had_process=frame.had_process)
             else:
                 try:
                     self._receive(frame)
@@ -401,12 +401,12 @@ class MatcherClient:
             self._metrics.count_failure()
             self._changed = True
 
-    def _reopen_all(self) -> None:
+    def _reopen_all(self, *, had_process: bool) -> None:
         """Queue all sequences that have a mask slot and have not failed for the next process, suspects last; none is
         ready until it is open again. Tokens not sent yet are dropped, since the outputs have them. Grammars on which
         the lost process worked get no more lookahead. If the lost process worked on one sequence alone, the crash
-        counts against the replay key of this sequence. Refused sequences fail. A loss counts if a sequence was not
-        open; after MOST_LOST such losses in a row without a sequence opened, all fail. Suspects stay until opened."""
+        counts against the replay key of this sequence. Refused sequences fail. A lost process counts if a sequence was
+        not open; after MOST_LOST in a row without a sequence opened, all fail. Suspects stay until opened."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
         alone = set(self._opening_bytes) if self._opens_suspect else set()
         with self._lock:
@@ -417,7 +417,7 @@ class MatcherClient:
         self._to_open.clear()
         reopened = [each for each in self._by_mask_slot.values() if each.failure is None]
         self._suspects = (busy | alone | self._suspects) & {each.generation for each in reopened}
-        self._lost_in_a_row += any(not each.is_open for each in reopened)
+        self._lost_in_a_row += had_process and any(not each.is_open for each in reopened)
         for constraint in reopened:
             if constraint.generation in busy:
                 self._crashes.forbid_lookahead(constraint.grammar)

@@ -55,7 +55,10 @@ DEFAULT_TIMEOUTS = LinkTimeouts()
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
     """Stands in the queue of frames for an incarnation that has ended: its process has ended and lost its state, or it
-    had no process, and its frames were refused. Later frames come from the next incarnation."""
+    had no process, and its frames were not read. Later frames come from the next incarnation."""
+
+    had_process: bool = True
+    """False: the system refused its socket, or the start of its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class ProcessLink:
         self._closing = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._child: subprocess.Popen[bytes] | None = None
+        self._had_process = False
         self._thread = threading.Thread(target=self._main, name=kind.thread, daemon=True)
         self._first: tuple[socket.socket, socket.socket] | None = self._connect()
         self._thread.start()
@@ -166,6 +170,7 @@ class ProcessLink:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         backoff_s = self._timeouts.first_backoff_s
         while True:
+            self._had_process = False
             # Without a socket, `send` has refused this incarnation's frames, such as OPEN of the matcher.
             if self._first is not None or not self._kind.buffers_while_restarting:
                 started = time.monotonic()
@@ -186,7 +191,7 @@ class ProcessLink:
                     self._first = self._connect()
                 except OSError as error:
                     log.warning(f"{self._kind.name}'s next process has no socket", reason=str(error))
-            self._inbox.append(ProcessLost())
+            self._inbox.append(ProcessLost(self._had_process))
             self._on_frames()
             self._rest(backoff_s)
             if self._closing:
@@ -230,6 +235,7 @@ class ProcessLink:
         try:
             with theirs:
                 self._child = self._spawn(theirs.fileno())
+                self._had_process = True
             reason = self._serve_process(ours)
         finally:
             self._disconnect()

@@ -9,6 +9,7 @@ from quire_common.structured.constraint import Constraint
 from quire_worker.engine.slots import SlotTable
 from quire_worker.matcher.constrained_slots import ConstrainedSlots
 from quire_worker.matcher.crash_record import REFUSED_S, CrashRecord
+from quire_worker.matcher.mask_waits import SILENT_S
 from quire_worker.matcher.matcher_client import MOST_LOST
 from quire_worker.matcher.wire import MatcherFrameKind, unpack_open
 from tests.fakes.worker.engine_bench import small_spec
@@ -169,6 +170,20 @@ def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> No
     later = open_row(matcher)
     matcher.client.poll()
     assert later.is_open and later.failure is None
+
+
+def test_incarnation_without_a_process_is_no_loss_of_one() -> None:
+    """The system may refuse a process for half a minute. The sequence waits for the next one, but not for ever."""
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])
+    row = open_row(matcher)
+    for _ in range(2 * MOST_LOST):
+        matcher.link.lose(had_process=False)
+        matcher.client.poll()
+    assert row.failure is None and matcher.clients[0].was_just_lost
+    now_s[0] = SILENT_S + 1.0
+    matcher.client.poll()
+    assert row.failure is not None and row.failure.code == "MATCHER_UNAVAILABLE"
 
 
 def test_suspects_are_tried_while_new_sequences_arrive() -> None:
