@@ -406,7 +406,7 @@ class MatcherClient:
         ready until it is open again. Tokens not sent yet are dropped, since the outputs have them. Grammars on which
         the lost process worked get no more lookahead. If the lost process worked on one sequence alone, the crash
         counts against the replay key of this sequence. Refused sequences fail. A lost process counts if a sequence was
-        not open; after MOST_LOST in a row without a sequence opened, all fail. Suspects stay until opened."""
+        not open; after MOST_LOST in a row without an opening, all fail. Suspects stay until opened, failed or ended."""
         busy, self._lost_s = self._ring.pop_busy(), self._clock()
         alone = set(self._opening_bytes) if self._opens_suspect else set()
         with self._lock:
