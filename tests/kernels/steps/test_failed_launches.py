@@ -21,6 +21,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda import cuda_device as cuda_device_module
 from quire_worker.cuda import step_extras
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
+from quire_worker.cuda.masks.device_masks import DeviceMasks
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
@@ -219,6 +220,48 @@ def test_a_gpu_that_hangs_after_a_failed_launch_ends_the_device_by_name(
         assert caught.value.code == "DEVICE_HUNG" and caught.value.fix
     rig.device.close()
     assert 1.0 <= time.monotonic() - began_s < 1.9
+    ring.close()
+
+
+def test_masks_whose_reading_hangs_after_a_failed_launch_end_the_device_by_name(
+    no_streams: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ring = LastTokenModel(), MaskRing.create(1, 1, VOCAB)
+    device: Any = cuda_device(model, masks=ring, step_timeout_s=0.2)
+    rig = Rig(model, device)
+    asked: list[None] = []
+
+    class Reading(NoStream):
+        """The stream on which masks are read. Its kernel never ends."""
+
+        def query(self) -> bool:
+            asked.append(None)
+            return False
+
+        def synchronize(self) -> None:
+            raise AssertionError("a wait without a limit")
+
+    def fail(_tokens: list[int]) -> None:
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(device._body.masks, "_stream", Reading())
+    model.before = fail
+    with pytest.raises(Internal) as caught:
+        device.launch(rig.batch([0, 1], 0))
+    assert caught.value.code == "DEVICE_HUNG" and asked
+    device.close()
+    ring.close()
+
+
+def test_masks_counters_are_0_after_a_reset(no_streams: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = MaskRing.create(1, 1, VOCAB)
+    masks: Any = DeviceMasks(ring, torch.device("cpu"), 1, 1)
+    monkeypatch.setattr(masks, "_stream", NoStream())
+    masks._arrived.fill_(1)
+    waits: list[bool] = []
+    masks.reset(lambda is_done: waits.append(is_done()))
+    assert not masks._arrived.any() and waits == [True, True]
+    masks.close()
     ring.close()
 
 

@@ -195,14 +195,14 @@ class CudaDevice:
 
     def _examine(self, error: Exception) -> None:
         """Return if the step itself has caused a launch's error, after resetting the counters of masks. Waits for the
-        stream. If this wait fails, or the error is torch's AcceleratorError, the GPU has failed: mark the device as
+        streams. If this wait fails, or the error is torch's AcceleratorError, the GPU has failed: mark the device as
         broken and raise DEVICE_BROKEN. If the wait takes too long, raise DEVICE_HUNG. A device that is marked already
         raises its error again."""
         self._check()
         try:
             self._poll(self._stream.query)
             if self._body.masks is not None:
-                self._body.masks.reset()
+                self._body.masks.reset(self._poll)
             sound = not isinstance(error, torch.AcceleratorError)
         except RuntimeError:
             sound = False

@@ -15,6 +15,8 @@ from quire_worker.cuda.masks.ring_mapping import RingMapping
 from quire_worker.ops.triton.masks import RowMasks, fetch_masks, place_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from quire_worker.matcher.mask_ring import MaskRing
@@ -71,14 +73,16 @@ class DeviceMasks:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def reset(self) -> None:
+    def reset(self, poll: Callable[[Callable[[], bool]], None]) -> None:
         """Wait for the reading kernel of a launch that failed, and set its counters of ended programs to 0. Nothing may
-        be in flight on the main stream."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._arrived.zero_()
-        if self._stream is not None:
-            torch.cuda.synchronize()
+        be in flight on the main stream. `poll` calls its argument until this returns True; what it raises is raised."""
+        if self._stream is None:
+            self._arrived.zero_()
+            return
+        poll(self._stream.query)
+        with torch.cuda.stream(self._stream):
+            self._arrived.zero_()
+        poll(self._stream.query)
 
     def close(self) -> None:
         """Give the ring back; no step may be in flight. Idempotent."""
