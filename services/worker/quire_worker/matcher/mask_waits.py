@@ -42,17 +42,21 @@ class _Wait:
     constraint: RowConstraint
     position: int
     since_s: float
+    """When it began, moved on by the times in which it was not active."""
     replay_at_s: float
     replays: int = 0
     misses: int = 0
     active: bool = True
     """False: the process says that the mask is there."""
+    finished_s: float = 0.0
+    """When it was last said that the mask is there."""
 
     def resume(self, now_s: float) -> None:
         """If the process said that the mask is there, count a miss and wait again for the same position, for OVERDUE_S
-        at least. Otherwise the wait goes on unchanged."""
+        at least. The time since then does not count. Otherwise the wait goes on unchanged."""
         if not self.active:
             self.active, self.misses = True, self.misses + 1
+            self.since_s += now_s - self.finished_s
             self.replay_at_s = max(self.replay_at_s, now_s + OVERDUE_S)
 
     @property
@@ -60,9 +64,10 @@ class _Wait:
         """Whether steps do not find the mask, although the process says that it is there."""
         return self.misses > MOST_MISSES and self.position == self.constraint.next_position
 
-    def finish(self) -> None:
+    def finish(self, now_s: float) -> None:
         """Wait no longer."""
-        self.active = False
+        if self.active:
+            self.active, self.finished_s = False, now_s
 
     def replay(self, now_s: float) -> bool:
         """Count a replay, forget the misses, and set when the next replay is due. Returns whether this replay is within
@@ -106,7 +111,7 @@ class MaskWaits:
         self._progress_s = self._clock()
         wait = self._waits.get(constraint.generation)
         if wait is not None:
-            wait.finish()
+            wait.finish(self._progress_s)
 
     def forget(self, constraint: RowConstraint) -> None:
         """Forget a sequence that has left its slot, or has failed."""
@@ -116,7 +121,7 @@ class MaskWaits:
         """Yield the sequences that have waited too long; checks at most every _CHECK_S. REPLAY: the mask of an open
         sequence is overdue or lost, and is to be made again; the replay is counted, and the next one comes later.
         GIVE_UP: that has failed MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process
-        makes no progress. A wait counts from the first one for its position."""
+        makes no progress. All waits for one position count together."""
         if not self._waits:
             return
         now_s = self._clock()

@@ -9,7 +9,7 @@ from quire_common.structured.constraint import Constraint
 from quire_worker.engine.slots import SlotTable
 from quire_worker.matcher.constrained_slots import ConstrainedSlots
 from quire_worker.matcher.crash_record import REFUSED_S, CrashRecord
-from quire_worker.matcher.mask_waits import SILENT_S
+from quire_worker.matcher.mask_waits import MOST_WAIT_S, SILENT_S
 from quire_worker.matcher.matcher_client import MOST_LOST
 from quire_worker.matcher.wire import MatcherFrameKind, unpack_open
 from tests.fakes.worker.engine_bench import small_spec
@@ -184,6 +184,30 @@ def test_incarnation_without_a_process_is_no_loss_of_one() -> None:
     now_s[0] = SILENT_S + 1.0
     matcher.client.poll()
     assert row.failure is not None and row.failure.code == "MATCHER_UNAVAILABLE"
+
+
+def test_row_that_has_waited_for_credit_outlives_the_process() -> None:
+    """While its mask was there, it waited for no mask. The next process has as much time as any to open it."""
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, clock=lambda: now_s[0])
+    rows = [open_row(matcher), open_row(matcher, text="start: /[A-D]{4,8}/")]
+    take_all(matcher)
+    matcher.prompt = False
+    for _ in range(2):
+        now_s[0] += 2 * MOST_WAIT_S
+        matcher.link.lose()
+        take_all(matcher)
+        now_s[0] += SILENT_S / 4
+        take_all(matcher)
+        assert not any(row.failure or row.is_ready for row in rows)
+        while matcher.link.hear():
+            take_all(matcher)
+        assert all(row.is_ready for row in rows)
+    matcher.link.lose()
+    take_all(matcher)
+    now_s[0] += SILENT_S + 1.0
+    take_all(matcher)
+    assert all(row.failure is not None and row.failure.code == "MATCHER_UNAVAILABLE" for row in rows)
 
 
 def test_suspects_are_tried_while_new_sequences_arrive() -> None:
