@@ -49,6 +49,12 @@ def test_model_whose_tokenizer_cannot_be_read_has_none(kind: str, demo: Path, tm
     assert STRUCTURED_OUTPUT not in capabilities(demo)
 
 
+def test_tokenizer_is_utf_8_whatever_the_encoding_of_the_system(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    assert STRUCTURED_OUTPUT in capabilities(demo)
+
+
 @pytest.mark.parametrize("does", ["import threading; threading.Event().wait()", "import os; os.abort()"])
 def test_process_that_hangs_or_dies_over_the_tokenizer_harms_nobody(
     does: str, demo: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ def load_vocabulary(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
         if is_gguf(model):
             text = read_tokenizer(open_gguf(model).metadata)[0].decode()
         else:
-            text = (model / "tokenizer.json").read_text()
+            text = (model / "tokenizer.json").read_text(encoding="utf-8")
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos)
     except (OSError, ValueError) as error:
         raise ConfigError(
