@@ -113,5 +113,14 @@ def test_a_pull_that_gets_no_thread_lets_its_connection_go(
     assert [frame.kind for frame in sent] == [AgentFrameKind.ENDED] and connection.sock.fileno() < 0
 
 
-def no_thread(**_: object) -> None:
+def test_connection_is_not_kept_if_no_thread_is_left_to_close_it(
+    ends: TransferHandlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, connection = ConnectionPool(WAIT_S), ends.one()
+    monkeypatch.setattr(threading.Timer, "start", no_thread)
+    kept.put_connection("there", connection)
+    assert kept.take_connection("there") is None and connection.sock.fileno() < 0
+
+
+def no_thread(*_: object, **__: object) -> None:
     raise RuntimeError("can't start new thread")

@@ -50,6 +50,23 @@ def test_what_nobody_uses_is_let_go() -> None:
     ring.close()
 
 
+def test_memory_is_let_go_at_once_if_no_thread_is_left_to_do_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages that were copied out of it are whole: the move must not fail."""
+
+    def no_thread(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    maps, ring = SharedMapCache(), a_ring(b"1")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", no_thread)
+        with maps.using(opened(ring)) as held:
+            assert held.read(4096, 1) == b"1"
+    assert held.closed and not maps.mapped_file
+    with maps.using(opened(ring)) as new:
+        assert new is not held and new.read(4096, 1) == b"1"
+    ring.close()
+
+
 def test_what_is_no_memory_is_refused() -> None:
     with pytest.raises(DataConnectionError), SharedMapCache().using(-1):
         raise AssertionError("it cannot be used")

@@ -7,6 +7,7 @@ session for each connection, so only few are kept, for a short time.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -41,15 +42,16 @@ class ConnectionPool:
 
     def put_connection(self, address: Address, connection: DataConnection) -> None:
         """Keep an idle connection for the next pull. The connection is closed instead if it is not local, if the pool
-        already has one for the address, or if the pool is full or closed. A connection that no pull takes within
-        `idle_s` is closed too."""
+        already has one for the address, if the pool is full or closed, or if the system has no thread left. A
+        connection that no pull takes within `idle_s` is closed too."""
         with self._lock:
             if connection.local and not self._closed and address not in self._kept and len(self._kept) < _MOST:
                 timer = threading.Timer(self._idle_s, self._close_idle, (address, connection))
                 timer.daemon = True
-                self._kept[address] = connection, timer
-                timer.start()
-                return
+                with contextlib.suppress(RuntimeError):  # no thread is left
+                    timer.start()
+                    self._kept[address] = connection, timer
+                    return
         connection.close()
 
     def close(self) -> None:

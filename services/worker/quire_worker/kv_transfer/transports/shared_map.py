@@ -94,7 +94,7 @@ class SharedMapCache:
     def using(self, fd: int) -> Iterator[SharedMap]:
         """Context manager: yield a map of the file, the kept one or a new one. Takes over `fd`. The map stays open
         while anybody uses it. A timer then runs for `idle_s`, and its thread closes the map unless the map is used
-        again before.
+        again before. If the system has no thread left for the timer, the map is closed at once.
 
         Raises DataConnectionError if the file is empty, is not sealed against shrinking, or cannot be mapped.
         """
@@ -114,21 +114,34 @@ class SharedMapCache:
             with self._lock:
                 self._users[file] -= 1
                 if not self._users[file]:
-                    timer = self._timers[file] = threading.Timer(self._idle_s, self._close_idle, (file,))
-                    timer.daemon = True
-                    timer.start()
+                    self._close_later(file)
 
     @property
     def mapped_file(self) -> int:
         """Number of files that are mapped."""
         return len(self._maps)
 
+    def _close_later(self, file: _File) -> None:
+        """Start the timer that closes a map which nobody uses. Called with the lock held."""
+        timer = threading.Timer(self._idle_s, self._close_idle, (file,))
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no thread is left
+            self._close(file)
+        else:
+            self._timers[file] = timer
+
+    def _close(self, file: _File) -> None:
+        del self._users[file]
+        self._maps.pop(file).close()
+
     def _close_idle(self, file: _File) -> None:
         """Close and forget a map, unless somebody has used it since this timer began. Runs on the timer's thread."""
         with self._lock:
             if not self._users.get(file, 1) and self._timers.get(file) is threading.current_thread():
-                del self._users[file], self._timers[file]
-                self._maps.pop(file).close()
+                del self._timers[file]
+                self._close(file)
 
 
 def _file_of(fd: int) -> _File:
