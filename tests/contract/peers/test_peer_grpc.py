@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Any
 
 import pytest
 
 from bench.harness.plain_pages import ids
+from quire_common.config import join_address
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
+from quire_common.serving.listen_errors import find_listen_error
 from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
 from quire_worker.kv_transfer.peers.peer_hosts import PeerHosts
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.peers.servicer import serve_peers
+from quire_worker.kv_transfer.setup import AgentSetup
 from tests.fakes.kv_transfer.peer_pulls import (
     LATE_S,
     NOTICED_S,
@@ -129,6 +134,20 @@ def test_an_address_that_means_more_to_grpc_than_a_host_is_none(told: str) -> No
     move = PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source)
     access = PeerAccess.from_move(move, PeerHosts(["0.0.0.0/0", "*.host"]))
     assert access.grpc is None
+
+
+def test_port_for_grpc_that_cannot_be_opened_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    """One is of no host, and one is another process's. The engine's own socket on a port does not take it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        assert "another process had" in str(find_listen_error(join_address(*reserved.getsockname()), shared=True))
+        for address, cause in (("192.0.2.1:1", "assign"), (join_address(*taken.getsockname()), "in use")):
+            caplog.clear()
+            no_port: Any = None
+            serve_peers(AgentSetup("", "", "", 4096, 2, peers=True, peer_grpc=address), no_port)
+            (logged,) = [each for each in caplog.records if "no pages go over gRPC" in each.getMessage()]
+            assert cause in str(vars(logged))
 
 
 def test_the_port_for_grpc_is_kept_and_told_and_nobody_elses() -> None:

@@ -32,10 +32,11 @@ def listen_error(error: OSError, what: str, address: str, flag: str, hint: str =
     return ConfigError("BAD_VALUE", message, f"{SHORTAGE_FIXES.get(error.errno or 0, fix)}.", param=param)
 
 
-def find_listen_error(address: str) -> OSError:
+def find_listen_error(address: str, *, shared: bool = False) -> OSError:
     """Return the error why nothing can listen on `host:port`, for servers that do not say. Tries to listen on each
     address of the host; an error that the port is taken goes before others. If all can be opened now, the port was
-    taken until a moment ago, and the error says so. Raises ConfigError for a malformed address."""
+    taken until a moment ago, and the error says so. `shared`: sockets that share the port (SO_REUSEPORT) do not take
+    it. Raises ConfigError for a malformed address."""
     host, port = split_address(address, "address")
     errors: list[OSError] = []
     try:
@@ -48,6 +49,8 @@ def find_listen_error(address: str) -> OSError:
         try:
             with socket.socket(family, kind, protocol) as candidate:
                 candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 candidate.bind(place)
                 candidate.listen()
         except OSError as error:

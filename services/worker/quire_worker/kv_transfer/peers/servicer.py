@@ -14,6 +14,7 @@ from quire.v1 import worker_pb2_grpc
 from quire_common.errors import QuireError
 from quire_common.identity.callers import PEER
 from quire_common.kv_data.connection import DataConnection
+from quire_common.serving.listen_errors import find_listen_error
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.telemetry.logs import get_logger
 from quire_common.transport import SERVER_OPTIONS, callers_of, server_credentials, tls_files
@@ -68,8 +69,8 @@ _OPTIONS = {
 
 def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
     """Start the gRPC server on which peers come in; it runs until the process ends. If its TLS files are bad or the
-    port is taken, that is logged, and peers use other transports or compute the pages. Without TLS files, the port is
-    not encrypted. Calls beyond twice MAX_SESSIONS at a time are refused."""
+    port cannot be opened, that is logged, and peers use other transports or compute the pages. Without TLS files, the
+    port is not encrypted. Calls beyond twice MAX_SESSIONS at a time are refused."""
     config = setup.service_config()
     try:
         credentials = server_credentials(tls_files(config))
@@ -94,4 +95,5 @@ def serve_peers(setup: AgentSetup, port: PeerPort) -> None:
             # A server that nobody holds ends.
             threading.Thread(target=server.wait_for_termination, name="peer-server", daemon=True).start()
             return
-    log.error("no pages go over gRPC: the port is another's", address=setup.peer_grpc)
+    cause = find_listen_error(setup.peer_grpc, shared=True)
+    log.error("no pages go over gRPC: the port cannot be opened", address=setup.peer_grpc, cause=str(cause))
