@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import resource
 import threading
 
 import pytest
@@ -122,3 +125,22 @@ def test_process_that_cannot_be_started_is_none_that_was_lost() -> None:
             assert link.take_frame() == ProcessLost(had_process=False)
     finally:
         link.close()
+
+
+def test_process_is_started_again_in_a_worker_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond descriptor 1023, `select` cannot wait."""
+    eventfd = os.eventfd
+
+    def high(value: int, flags: int) -> int:
+        low = eventfd(value, flags)
+        moved = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1024)
+        os.close(low)
+        return moved
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    monkeypatch.setattr(os, "eventfd", high)
+    try:
+        await_lost_processes(ProcessKind("the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None), 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

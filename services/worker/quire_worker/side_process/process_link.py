@@ -208,11 +208,12 @@ class ProcessLink:
 
     def _rest(self, time_s: float) -> None:
         """Wait for `time_s`, or until the link closes. Calls of `send` do not end the wait."""
-        until_s = time.monotonic() + time_s
+        until_s, poll = time.monotonic() + time_s, select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
         while not self._closing and (left_s := until_s - time.monotonic()) > 0:
             self._drain_wake_fd()
             if not self._closing:
-                select.select([self._wake_fd], [], [], left_s)
+                poll.poll(left_s * 1000)
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:
         """Make the socket pair of the next process, with SETUP as the first frame to send, and forget that a process
