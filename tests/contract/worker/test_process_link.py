@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +145,15 @@ def test_process_is_started_again_in_a_worker_with_many_open_files(monkeypatch: 
         await_lost_processes(ProcessKind("the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None), 3)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_link_that_gets_no_thread_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = sorted(Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    kind = ProcessKind("the helper", ("true",), ProcessFrameKind, "helper-link", lambda: None)
+    with pytest.raises(RuntimeError, match="thread"):
+        ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, lambda: None, QUICK)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

@@ -102,6 +102,10 @@ class GrammarMatcher(Protocol):
     wake: Callable[[], None]
     """Set by the run loop. The matcher calls it from any thread when `poll` has something to do."""
 
+    def start(self) -> None:
+        """Start its processes, unless they were started before. Raises OSError or RuntimeError if the system has no
+        file descriptor or thread left. The next call then tries again."""
+
     def open_sequence(self, sequence: Sequence, grammar: str) -> RowConstraint:
         """Begin to apply a grammar to a sequence. Returns at once."""
 

@@ -56,8 +56,9 @@ class ResidentSlots:
         """Put a sequence into its slot, and start its grammar, if it has one and samples tokens. Without a cached range
         the slot runs at once, else it waits until the range is ready. The range never includes the last known token.
         The slot becomes the writer of all pages that the range does not fill. Raises the slot's QuireError if the Start
-        is impossible, this worker cannot apply its kind of grammar, or others use a page that the slot is to write (see
-        `_check_free`); the slot is then idle. A grammar that does not compile ends the slot later."""
+        is impossible, this worker cannot apply its kind of grammar or start the matcher, or others use a page that the
+        slot is to write (see `_check_free`); the slot is then idle. A grammar that does not compile ends the slot
+        later."""
         check_start(start, self.spec)
         self._constrained.check(start.sequence)
         table = start.pages[0]
@@ -65,6 +66,7 @@ class ResidentSlots:
         own = table[cached // self.spec.page_size :]
         fresh = table[-(-cached // self.spec.page_size) :]
         self._check_free(own, fresh)
+        self._constrained.start_matcher(start.sequence)
         self.table.fill(start, stop_ids_of(start, self.spec), time.time_ns())
         self._constrained.start(start.slot, start.sequence)
         self.states.refs[table] += 1

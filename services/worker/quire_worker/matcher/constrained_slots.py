@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.errors import Unavailable
 from quire_common.structured.capability import STRUCTURED_OUTPUT, check_capable
+from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from quire_worker.engine.ports import GrammarMatcher
     from quire_worker.engine.slots import SlotTable
     from quire_worker.matcher.row_constraint import RowConstraint
+
+log = get_logger(__name__)
 
 
 class ConstrainedSlots:
@@ -35,10 +39,25 @@ class ConstrainedSlots:
         if sequence.constraint is not None:
             check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
 
+    def start_matcher(self, sequence: Sequence) -> None:
+        """Start the matcher's processes if the sequence needs them. Raises Unavailable if the system refuses that: the
+        sequence has no slot yet, so that no other one is concerned."""
+        if self._matcher is None or not _needs_masks(sequence):
+            return
+        try:
+            self._matcher.start()
+        except (OSError, RuntimeError) as error:
+            log.warning("the matcher cannot be started", cause=str(error))
+            raise Unavailable(
+                "MATCHER_UNAVAILABLE",
+                f"The process that applies grammars cannot be started: {error}.",
+                "Let the worker open more files (ulimit -n) and start more threads.",
+            ) from error
+
     def start(self, slot: int, sequence: Sequence) -> None:
         """Start to apply the grammar of a sequence that was put into its slot, if it has one and samples tokens. The
         slot does not decode before its first mask. Does nothing without a matcher."""
-        if self._matcher is None or sequence.constraint is None or sequence.stop.max_tokens == 0:
+        if self._matcher is None or sequence.constraint is None or not _needs_masks(sequence):
             return
         constraint = self._matcher.open_sequence(sequence, sequence.constraint.text)
         self._slots[slot] = constraint
@@ -70,3 +89,8 @@ class ConstrainedSlots:
             if constraint.failure is not None:
                 failed.append((slot, constraint.failure))
         return failed
+
+
+def _needs_masks(sequence: Sequence) -> bool:
+    """Whether a sequence has a grammar and samples tokens."""
+    return sequence.constraint is not None and sequence.stop.max_tokens != 0

@@ -66,11 +66,15 @@ class MatcherPool:
         counts, times_ns = zip(*(client.mask_totals for client in self._clients), strict=True)
         return sum(counts), sum(times_ns)
 
+    def start(self) -> None:
+        """See GrammarMatcher."""
+        for client in self._clients:
+            client.start()
+
     def open_sequence(self, sequence: TokenSequence, grammar: str) -> RowConstraint:
         """Begin to apply a grammar to a sequence, in the process that has the fewest sequences and was not just lost,
         if possible. Starts all processes. Returns the sequence's record at once."""
-        for client in self._clients:
-            client.start()
+        self.start()
         client = _choose(self._clients)
         constraint = client.open_sequence(sequence, grammar)
         self._client_of[constraint] = client

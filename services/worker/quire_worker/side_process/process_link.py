@@ -82,7 +82,8 @@ class ProcessKind:
 class ProcessLink:
     """Only the model thread calls `take_frame` and `give_up`; any thread may call `send`, and one calls `close` at the
     end. The link's own thread calls `on_frames` when there is a frame to take, and `on_ping` with each ping. `fds` are
-    descriptors that every process inherits, by the flags that name them."""
+    descriptors that every process inherits, by the flags that name them. The constructor raises OSError or RuntimeError
+    if the system has no file descriptor or thread left."""
 
     def __init__(
         self,
@@ -110,8 +111,15 @@ class ProcessLink:
         self._child: subprocess.Popen[bytes] | None = None
         self._had_process = False
         self._thread = threading.Thread(target=self._main, name=kind.thread, daemon=True)
-        self._first: tuple[socket.socket, socket.socket] | None = self._connect()
-        self._thread.start()
+        self._first: tuple[socket.socket, socket.socket] | None = None
+        try:
+            self._first = self._connect()
+            self._thread.start()
+        except BaseException:
+            for unused in self._first or ():
+                unused.close()
+            os.close(self._wake_fd)
+            raise
 
     @property
     def pid(self) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -223,6 +225,26 @@ def test_worker_without_a_matcher_refuses_a_grammar() -> None:
     bench = EngineBench(small_spec(vocab_size=VOCAB))
     bench.grant(start(0))
     assert bench.run().codes() == [(0, "STRUCTURED_OUTPUT_UNSUPPORTED")]
+
+
+def test_matcher_that_the_system_does_not_start_ends_the_slot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no file descriptor is left. The next sequence with a grammar tries again."""
+
+    def refuse(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    matcher = LocalMatcher(BACKEND, VOCAB, processes=2)
+    bench, plain = Bench(matcher), start(1, "")
+    with monkeypatch.context() as patched:
+        patched.setattr(matcher.clients[1], "_make_link", refuse)
+        bench.grant(start(0), plain)
+    told = bench.run()
+    assert told.codes() == [(0, "MATCHER_UNAVAILABLE")]
+    assert (told.tokens[1], told.finish[1]) == alone(plain)
+    made = start(0)
+    bench.grant(made)
+    told = bench.run()
+    assert (told.tokens[0], told.finish[0]) == alone(made) and len(told.codes()) == 1
 
 
 def test_grammar_for_another_version_is_refused() -> None:
