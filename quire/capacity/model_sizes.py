@@ -1,4 +1,4 @@
-"""Computes a model's sizes from its config.json: parameters, bytes of weights, bytes of KV cache per token.
+"""Computes a model's sizes from config.json or a GGUF file: parameters, bytes of weights, bytes of KV cache per token.
 
 This module knows the layout of the families that Quire serves. It knows nothing about speed.
 """
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.capacity.gguf_fields import is_gguf, read_gguf_fields
 from quire.errors import InvalidArgument
+from quire.hub.cache import model_name, parse_hub_name
 
 _WEIGHT_BYTES = 2
-"""A GPU worker computes in bf16."""
+"""A GPU worker computes in bf16, and converts quantized weights of GGUF files to it."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +69,15 @@ class ModelSizes:
 
 
 def read_sizes(model: Path) -> ModelSizes:
-    """Return the sizes of the model whose folder, or whose config.json, is at this path. Missing KV heads equal the
-    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument for a GGUF file, if the file cannot be
-    read, if another size is missing, or if one is not an integer from 1 to 2**31 - 1."""
-    if model.suffix.lower() == ".gguf":
-        raise InvalidArgument(
-            "BAD_MODEL_SIZES",
-            f"{model} is a GGUF file, whose sizes cannot be read here.",
-            "Give the folder of the model from which it was made, with its config.json.",
-            param="model",
-        )
+    """Return the sizes of the model whose folder, config.json or GGUF file is at this path. Missing KV heads equal the
+    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument if the file cannot be read, if another size
+    is missing, or if one is not an integer from 1 to 2**31 - 1, and the errors of `read_gguf_fields`."""
     path = model / "config.json" if model.is_dir() else model
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, type(error).__name__) from error
-    if not isinstance(fields, dict):
-        raise _unreadable(path, "no JSON object")
+    fields = read_gguf_fields(path) if is_gguf(path) else _read_config(path)
     heads = _size(fields, "num_attention_heads", path)
     hidden_size = _size(fields, "hidden_size", path)
     return ModelSizes(
-        name=model.name if model.is_dir() else model.parent.name,
+        name=_name(model),
         hidden_size=hidden_size,
         layers=_size(fields, "num_hidden_layers", path),
         intermediate_size=_size(fields, "intermediate_size", path),
@@ -98,6 +88,24 @@ def read_sizes(model: Path) -> ModelSizes:
         tied=fields.get("tie_word_embeddings") is True,
         context=_size(fields, "max_position_embeddings", path),
     )
+
+
+def _name(model: Path) -> str:
+    """Return the model's name: that of the GGUF file without its ending, else that of the folder (see `model_name`)."""
+    if is_gguf(model):
+        return model.stem if model.suffix.lower() == ".gguf" else model.name
+    return model_name(model if model.is_dir() else model.parent)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a config.json. Raises InvalidArgument if it cannot be read, or is no JSON object."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, type(error).__name__) from error
+    if not isinstance(fields, dict):
+        raise _unreadable(path, "no JSON object")
+    return fields
 
 
 def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
@@ -116,10 +124,8 @@ def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None 
 
 
 def _unreadable(path: Path, cause: str) -> InvalidArgument:
-    """Return the InvalidArgument for a config.json that cannot be read as an object."""
-    return InvalidArgument(
-        "BAD_MODEL_SIZES",
-        f"{path} cannot be read ({cause}).",
-        "Give the folder of a Hugging Face model, which has a config.json.",
-        param="model",
-    )
+    """Return the InvalidArgument for a config.json that cannot be read as an object. `path` is a name of the hub if the
+    cache lacks this model: the fix then is the command that downloads it."""
+    named = parse_hub_name(str(path))
+    fix = f"Download the model: {named.download_command}" if named else "Give a Hugging Face folder or a GGUF file."
+    return InvalidArgument("BAD_MODEL_SIZES", f"{path} cannot be read ({cause}).", fix, param="model")

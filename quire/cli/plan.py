@@ -1,6 +1,7 @@
 """`quire plan`: estimates how many replicas of a model a load needs on a GPU, and how much memory they use.
 
-The estimate uses config.json and measurements of two models. The output says which figures were not measured.
+The estimate uses the model's config.json or GGUF file, and measurements of two models. The output says which figures
+were not measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ABOUT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the GPU, the load and its latency limits."""
-    parser.add_argument("model", help="folder of the model, or a name of the hub that is in the cache")
+    parser.add_argument("model", help="folder or GGUF file of the model, or a name of the hub that is in the cache")
     parser.add_argument("--gpu", choices=tuple(GPUS), default="h200", help="GPU of a replica (default: h200)")
     parser.add_argument("--requests-per-s", type=float, required=True, metavar="N", help="of all replicas together")
     parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="mean (default: 1024)")
@@ -62,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
         ("sequences at a time", f"--max-num-seqs {found.batch}", found.basis),
         ("time to first token", f"{found.ttft_ms:.0f} ms on average", f"{found.basis}; waiting is estimated"),
         ("time between tokens", f"{found.itl_ms:.1f} ms on average", found.basis),
-        ("weights", f"{found.weights_gib:.1f} GiB", "from config.json"),
+        ("weights", f"{found.weights_gib:.1f} GiB", "from the model's sizes"),
         (
             "KV cache",
             f"{found.kv_gib:.1f} GiB, {found.kv_tokens:,} tokens; the load uses {found.needed_kv_tokens:,}",
-            "from config.json; 4 GiB are set aside",
+            "from the model's sizes; 4 GiB are set aside",
         ),
     ]
     print(f"{model.name}, {model.parameters / 1e9:.2f} billion parameters, on {gpu.name} ({gpu.memory_gib:g} GiB)\n")
