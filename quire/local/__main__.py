@@ -30,9 +30,10 @@ EXIT_FAILED = 1
 
 def emit(event: events.Event) -> None:
     """Write the event as a line of JSON to standard output, if its reader still exists. With the time in front, write
-    it to the supervisor's log (standard error) too."""
+    it to the supervisor's log (standard error) too, unless that fails, as on a full disk."""
     line = events.encode(event)
-    print(f'{{"ts": {time.time():.3f}, {line[1:]}', file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(f'{{"ts": {time.time():.3f}, {line[1:]}', file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):
         print(line, flush=True)
 
@@ -93,5 +94,6 @@ def _await_owner(loop: asyncio.AbstractEventLoop, supervisor: Supervisor) -> Non
 if __name__ == "__main__":
     code = main()
     # A thread still reads standard input, and standard output may be closed: skip the interpreter's goodbyes.
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)

@@ -12,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from quire.errors import StartFailed
@@ -32,7 +33,7 @@ _PROGRESS_S = 0.1
 
 
 class Roster:
-    """The members of one stack. `state` is written to the state file after each change."""
+    """The members of one stack. `state` is written to the state file after each change, as far as the disk allows."""
 
     def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
         self.children: dict[str, ChildProcess] = {}
@@ -67,14 +68,14 @@ class Roster:
     def spawn_all(self) -> None:
         """Start the first process of every member, write the state file with their ports and the stack's addresses,
         and report each as `starting`. Does not wait for them. Raises OSError if one cannot be started; those before
-        it run."""
+        it run. Raises OSError too if the state file cannot be written: `quire down` would not find the stack."""
         for name in self._spec.members:
             self._spawn(name, again=False)
         self.state.set_addresses(
             f"{'https' if self._tls else 'http'}://{join(self._spec.reached_at('http'), self._ports['http'])}",
             join(self._spec.reached_at("router"), self._ports["router"]),
         )
-        self._write()
+        self._directory.write(self.state)
         for name in self._spec.members:
             self._progress(name, "starting")
 
@@ -217,7 +218,10 @@ class Roster:
         self._emit(Progress(name, phase, seconds, share, detail))
 
     def _write(self) -> None:
-        self._directory.write(self.state)
+        """Write the state file. If that fails, as on a full disk, the file keeps the state that was written last; the
+        members run on, and the next change is written with all before it."""
+        with suppress(OSError):
+            self._directory.write(self.state)
 
     @property
     def _tls(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from quire.errors import DeadlineExceeded, InvalidArgument
 from quire.local import events
 from quire.local.rolling import Rolling, rolling_turns, turns_of
+from quire.local.spec import SERVICES
 from quire.local.stack import LocalStack
 from tests.pipeline.leftovers import assert_nothing_left, listening_ports, processes_of, read_state
 from tests.pipeline.stack.stacks import fake_spec
@@ -77,6 +78,21 @@ def test_router_is_restarted_on_its_address() -> None:
     assert (state.http, state.grpc) == (before.http, before.grpc)
     assert int(state.http.rpartition(":")[2]) in listening_ports()
     watched.close()
+
+
+def test_stack_goes_on_while_its_state_file_cannot_be_written() -> None:
+    watched = Watched()
+    stack_id = read_state().stack_id
+    blocker = watched.stack.directory.state_file.with_suffix(".tmp")
+    blocker.mkdir()  # nobody can write to a folder
+    watched.kill("kvstore")
+    assert watched.wait(events.Restarted) == events.Restarted("kvstore", 1)
+    assert len(processes_of(stack_id)) == len(SERVICES)
+    assert not watched.stack.ended.is_set()
+    blocker.rmdir()
+    watched.stack.close()
+    assert read_state().phase == "stopped"
+    assert_nothing_left(read_state())
 
 
 @pytest.mark.deep

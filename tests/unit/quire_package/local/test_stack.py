@@ -1,10 +1,12 @@
-"""LocalStack: what the start of a stack leaves of the log of another."""
+"""LocalStack: what its start leaves of the log of another stack. Events come also if the log cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from quire.errors import StartFailed
 from quire.local import events
+from quire.local.__main__ import emit
 from quire.local.pids import ProcessId
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
@@ -50,3 +53,17 @@ def test_start_empties_the_log_only_of_a_stack_that_has_ended(
     with pytest.raises(StartFailed, match="It runs"):
         LocalStack(StackSpec("one", "model"))
     assert directory.log("supervisor").read_bytes() == (b"ready\nrefused\n" if runs else b"refused\n")
+
+
+def test_event_reaches_its_reader_if_the_log_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    event = events.Restarted("worker", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", FullDisk())
+        emit(event)
+    assert events.decode(capsys.readouterr().out) == event
