@@ -24,13 +24,14 @@ class HeldPorts:
         """Bind a free port of the host, hold it until `close`, and return it."""
         return self._hold(host, 0)
 
-    def reserve(self, host: str, port: int) -> None:
-        """Hold this port until `close`. Raises OSError if it is held here already, on any host, if it cannot be bound,
-        or if a server could not listen on it now; in the last case, it is held all the same."""
+    def reserve(self, host: str, port: int) -> int:
+        """Hold this port until `close`, and return it. Raises OSError if it is held here already, on any host, if it
+        cannot be bound, or if a server could not listen on it now; in the last case, it is held all the same."""
         if port in self._ports:
             raise OSError(errno.EADDRINUSE, "The stack uses this port already")
         self._hold(host, port)
         try_listening(host, port)
+        return port
 
     def close(self) -> None:
         """Release all ports."""

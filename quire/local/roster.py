@@ -52,18 +52,22 @@ class Roster:
         (--grpc-port) and the HTTP port (--port). If such a port is 0, it is a free one, as that of every other member
         is. The user's two ports are held on the spec's host, and the others on loopback; in network namespaces, free
         ports are always on loopback. The ports stay held, beside the members that listen on them, until `close` or the
-        next call. Does not write the state file. Raises StartFailed if a port that the user has chosen cannot be bound
-        (see `_reserve`) or is chosen twice, and OSError if no free port of the host can be bound."""
+        next call. Does not write the state file. Raises StartFailed if one of the user's two ports cannot be bound
+        (PORT_IN_USE if another process has it, or if it is chosen twice; else BAD_VALUE), and OSError if no free port
+        of loopback can be bound."""
         self._held.close()
         asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
         # The user's ports come first: otherwise a free port could be one of them.
         for name in sorted((*self._spec.members, "http"), key=lambda name: not asked.get(name, (0, ""))[0]):
             port, flag = asked.get(name, (0, ""))
-            if port:
-                self._reserve(port, flag)
             # A member in a network namespace of its own has all ports to itself, so any port will do.
-            here = not self._spec.hosts
-            self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
+            host = self._spec.host if flag and (port or not self._spec.hosts) else LOOPBACK
+            try:
+                self._ports[name] = self._held.reserve(host, port) if port else self._held.choose(host)
+            except OSError as error:
+                if not flag:
+                    raise
+                raise _cannot_listen(host, port, flag, error) from error
 
     def spawn_all(self) -> None:
         """Start the first process of every member, write the state file with their ports and the stack's addresses,
@@ -170,21 +174,6 @@ class Roster:
         """Release the ports."""
         self._held.close()
 
-    def _reserve(self, port: int, flag: str) -> None:
-        """Hold a port that the user has chosen by this flag. Raises StartFailed if that fails: PORT_IN_USE if the port
-        is taken, BAD_VALUE otherwise, such as for a port that this user may not open."""
-        try:
-            self._held.reserve(self._spec.host, port)
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            taken = "Stop the process that has the port, or choose another port"
-            refused = "Choose an address of this host with --host, and a port that this user may open"
-            raise StartFailed(
-                "PORT_IN_USE" if in_use else "BAD_VALUE",
-                f"The stack cannot listen on port {port} of {self._spec.host}: {error.strerror or error}.",
-                f"{taken if in_use else refused} with {flag} (0 picks a free one).",
-            ) from error
-
     def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
         """Start a process of the member with its command line, environment, stack mark and log, and enter it in the
         state as `starting`; the caller writes the state file. Members other than workers run at a lower priority.
@@ -226,3 +215,14 @@ class Roster:
     @property
     def _tls(self) -> bool:
         return bool(self._spec.tls_folder or self._spec.flags.get("router", {}).get("ssl-certfile"))
+
+
+def _cannot_listen(host: str, port: int, flag: str, error: OSError) -> StartFailed:
+    """Return the error for a port (0: any free one) of the host, chosen by this flag, that cannot be bound. It is
+    PORT_IN_USE if another process has the port. Otherwise host or port are wrong, and it is BAD_VALUE."""
+    cause = f"The stack cannot listen on {f'port {port}' if port else 'a free port'} of {host}: {error.strerror}."
+    if error.errno == errno.EADDRINUSE:
+        fix = f"Stop the process that has the port, or choose another port with {flag} (0 picks a free one)."
+        return StartFailed("PORT_IN_USE", cause, fix)
+    fix = f"Give an address of this machine with --host, and with {flag} a port that this user may take."
+    return StartFailed("BAD_VALUE", cause, fix)

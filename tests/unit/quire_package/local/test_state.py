@@ -220,8 +220,10 @@ def test_the_users_ports_are_reserved_before_free_ones_are_chosen(
     assert sorted(calls[:2]) == [7001, 7002] and set(calls[2:]) == {0}
 
 
-def test_the_reason_why_a_port_cannot_be_had_is_told(tmp_path: Path) -> None:
-    stack = roster(tmp_path, host="192.0.2.1", port=7001)  # This address is reserved for documents.
-    with pytest.raises(StartFailed, match="Cannot assign requested address"):
+@pytest.mark.parametrize("port", [0, 7001])
+def test_host_that_is_not_this_machines_is_told_as_the_cause(tmp_path: Path, port: int) -> None:
+    stack = roster(tmp_path, host="192.0.2.1", port=port)  # This address is reserved for documents.
+    with pytest.raises(StartFailed, match=r"192\.0\.2\.1: Cannot assign requested address") as error:
         stack.choose_ports()
     stack.close()
+    assert error.value.code == "BAD_VALUE" and "--host" in error.value.fix
