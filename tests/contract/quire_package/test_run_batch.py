@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -297,3 +298,23 @@ def test_requests_are_not_overwritten_by_their_answers(tmp_path: Path) -> None:
     assert (tmp_path / "in").read_text() == before
     with pytest.raises(NotFound, match="no folder"):
         BatchFile(str(tmp_path / "in"), str(tmp_path / "nowhere" / "out"))
+
+
+def test_output_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere" / "answers")
+    answer = {"custom_id": "a", "response": {"status_code": 200}}
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    files.append("a", answer)
+    files.finish()
+    assert (tmp_path / "out").is_symlink() and read(tmp_path / "elsewhere" / "answers") == [answer]
+    assert not BatchFile(str(tmp_path / "in"), str(tmp_path / "out")).todo()
+
+
+def test_output_that_is_a_device_or_pipe_is_refused_and_stays(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("a"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidArgument, match="device or pipe"):
+        BatchFile(str(tmp_path / "in"), str(tmp_path / "pipe"), restart=True)
+    assert (tmp_path / "pipe").is_fifo()
