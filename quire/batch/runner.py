@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Event, Thread, local
 from typing import Any
-from urllib.parse import urlsplit
 
+from quire.batch.base_url import parse_base_url
 from quire.batch.batch_file import BatchFile, BatchRequest
 
 _TIMEOUT_S = 3600.0
@@ -33,7 +33,8 @@ def run_batch(
     the number of requests that failed finally. On a terminal, standard error shows the count. If the run is
     interrupted, the answers so far are kept, and requests that have not begun are not sent. The interrupted run ends
     when the answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written
-    ends the run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending."""
+    ends the run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending.
+    Raises InvalidArgument if the base URL is none."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
     results: SimpleQueue[bool | Exception] = SimpleQueue()
@@ -85,9 +86,7 @@ class _Sender:
     """Sends requests from several threads, each over its own kept-alive connection."""
 
     def __init__(self, base_url: str, api_key: str | None, retries: int) -> None:
-        parts = urlsplit(base_url)
-        self._secure, self._host = parts.scheme == "https", parts.hostname or ""
-        self._port, self._path = parts.port, parts.path.rstrip("/")
+        self._url = parse_base_url(base_url)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -121,11 +120,12 @@ class _Sender:
         connection error or an answer that is not JSON becomes a body with `code` and `message`."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connection = self._here.connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
+            kind = http.client.HTTPSConnection if self._url.secure else http.client.HTTPConnection
+            connection = self._here.connection = kind(self._url.host, self._url.port, timeout=_TIMEOUT_S)
         try:
             body = json.dumps(request.body).encode()
-            connection.request("POST", self._path + request.url, body, {**self._headers, "X-Request-Id": request_id})
+            headers = {**self._headers, "X-Request-Id": request_id}
+            connection.request("POST", self._url.path + request.url, body, headers)
             answer = connection.getresponse()
             raw = answer.read()
         except (OSError, http.client.HTTPException) as error:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.batch.base_url import parse_base_url
 from quire.bench.stream_connection import StreamConnection
-from quire.errors import InvalidArgument
 
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 # Other names that vLLM's users write for the first.
@@ -41,28 +41,18 @@ class Target:
         """Decode what `to_json` encoded."""
         return cls(**json.loads(line))
 
-    @property
-    def place(self) -> tuple[str, int, bool]:
-        """Return the host, the port, and whether TLS is used. Raises InvalidArgument for a base URL that is not http or
-        https or has no host, and ValueError for a bad port."""
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgument("BAD_URL", f"{self.base_url!r} is not a URL.", "Write http://127.0.0.1:8000.")
-        secure = parts.scheme == "https"
-        return parts.hostname, parts.port or (443 if secure else 80), secure
-
     async def connect(self) -> StreamConnection:
         """Open a new connection, by TLS if the URL says so; with `insecure`, any certificate is accepted. Raises
-        OSError if the connection fails, and the errors of `place`."""
-        host, port, secure = self.place
+        OSError if the connection fails, and InvalidArgument if the base URL is none."""
+        url = parse_base_url(self.base_url)
         context: ssl.SSLContext | None = None
-        if secure:
+        if url.secure:
             context = ssl.create_default_context()
             if self.insecure:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: StreamConnection(keep_events=self.keep_events), host, port, ssl=context
+            lambda: StreamConnection(keep_events=self.keep_events), url.host, url.port, ssl=context
         )
         return connection
 

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.max_concurrency < 1 or args.retries < 0:
         raise InvalidArgument("BAD_VALUE", "A count is too small.", "Give at least 1, and no fewer than 0 retries.")
+    base_url = "" if args.model else _base_url(args)
     files = BatchFile(args.input_file, args.output_file, restart=args.restart)
     todo = files.todo()
     print(f"{len(files.requests)} requests, {len(files.requests) - len(todo)} of them answered", file=sys.stderr)
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             stack.close()
     else:
-        failed = run_batch(files, todo, _base_url(args), api_key(args), args.max_concurrency, args.retries)
+        failed = run_batch(files, todo, base_url, api_key(args), args.max_concurrency, args.retries)
     files.finish()
     print(f"{len(todo) - failed} answered, {failed} failed", file=sys.stderr)
     return 1 if failed else 0
@@ -62,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _base_url(args: argparse.Namespace) -> str:
     """Return the server's URL without /v1: --base-url, or the URL of the running stack called --name. Raises
-    FailedPrecondition if no such stack runs."""
+    InvalidArgument if --base-url is no URL, and FailedPrecondition if no such stack runs."""
+    from quire.batch.base_url import parse_base_url
     from quire.errors import FailedPrecondition
     from quire.local.state import StateDirectory
 
     if args.base_url:
+        parse_base_url(args.base_url)  # a text that is no URL is refused before the output file is touched
         return str(args.base_url).rstrip("/").removesuffix("/v1")
     state = StateDirectory(args.name).running()
     if state is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from quire.batch.base_url import parse_base_url
 from quire.bench.datasets import BenchRequest, RandomLengths, custom_requests, random_requests, trace_requests
 from quire.bench.server_facts import ServerFacts, find_facts, vocabulary_of
 from quire.bench.serving_report import METRICS, ReportOptions
@@ -47,11 +48,11 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
     or for its vocabulary, if no flag gives it. For the vocabulary, --random-vocab-size wins over --tokenizer; among the
-    fields of requests, --extra-body wins. Raises InvalidArgument for a URL that is not http or https (if the server is
-    asked, Unavailable, after the whole ready timeout), or a tokenizer's folder without its vocabulary's size, and
-    ValueError for a bad port. Raises Unavailable if a server that is asked does not answer, and FailedPrecondition if
-    no server is named and no stack runs."""
+    fields of requests, --extra-body wins. Raises InvalidArgument for a base URL that is none, or a tokenizer's folder
+    without its vocabulary's size. Raises Unavailable if a server that is asked does not answer, and FailedPrecondition
+    if no server is named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
+    parse_base_url(base_url)  # a text that is no URL is refused before the server is asked
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
     if key:
@@ -78,7 +79,6 @@ def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
         {**body, **args.extra_body},
         args.insecure,
     )
-    _ = target.place  # a URL that is none is said now
     return target, ServerFacts(facts.model, vocabulary)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from quire.__main__ import main
 from quire.batch import runner
 from quire.batch.batch_file import BatchFile, BatchRequest
 from quire.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -318,3 +319,16 @@ def test_output_that_is_a_device_or_pipe_is_refused_and_stays(tmp_path: Path) ->
     with pytest.raises(InvalidArgument, match="device or pipe"):
         BatchFile(str(tmp_path / "in"), str(tmp_path / "pipe"), restart=True)
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000/v1", "http://", "http://a:b", "http://a:99999"])
+def test_base_url_that_is_none_is_refused_and_the_output_stays(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", line("a"))
+    (tmp_path / "out").write_text("kept")
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert main(["run-batch", *files, "--base-url", url]) == 1
+    assert "BAD_URL" in capsys.readouterr().err and (tmp_path / "out").read_text() == "kept"
+    assert main(["bench", "serve", "--base-url", url]) == 1
+    assert "BAD_URL" in capsys.readouterr().err
