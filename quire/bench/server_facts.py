@@ -3,6 +3,7 @@ it answers."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import time
@@ -35,8 +36,8 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, i
     """Return the first model that the server lists at /v1/models, and the size of its vocabulary (0 if the server does
     not tell it). No proxy is used, and a TLS certificate must be valid unless `insecure` is set. While there is no such
     answer (no connection, an HTTP error, no JSON of this form, no model), ask again every second for `timeout_s`.
-    Raises Unavailable after that, and at once if the server refuses the API key; http.client.HTTPException for what is
-    not HTTP."""
+    Raises Unavailable after that, and at once if the server refuses the API key or its answer is not HTTP, as that of a
+    gRPC port."""
     deadline = time.monotonic() + timeout_s
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if insecure:
@@ -58,6 +59,14 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, i
             cause = f"HTTP {error.code}"
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # also JSON of another shape
             cause = str(error)
+        except http.client.BadStatusLine as error:
+            raise Unavailable(
+                "NOT_HTTP",
+                f"What answers at {base_url} is no HTTP server.",
+                "Give the HTTP port with --base-url; `quire status` shows it.",
+            ) from error
+        except http.client.HTTPException as error:  # such as a body that was cut
+            cause = f"{type(error).__name__}: {error}"
         if time.monotonic() > deadline:
             raise Unavailable("NOT_READY", f"{base_url} does not answer: {cause}.", "Check --base-url.")
         time.sleep(_POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -81,6 +82,20 @@ def test_insecure_is_also_for_the_question_which_model_is_served(tmp_path: Path)
             find_facts(url, {}, 0)
         assert find_facts(url, {}, 0, insecure=True) == ServerFacts("tiny", 7)
         server.shutdown()
+
+
+def test_server_that_does_not_speak_http_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(bytes.fromhex("000012040000000000") + bytes(18))  # a gRPC server's first words
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(Unavailable, match="NOT_HTTP"):
+            find_facts(f"http://127.0.0.1:{server.getsockname()[1]}", {}, 60)
 
 
 async def test_failures_are_counted_and_shown(tmp_path: Path) -> None:
