@@ -40,15 +40,18 @@ class PlannedRequest:
 
 def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Return the time of each request, in seconds after the start. The gaps have a gamma distribution (burstiness 1:
-    Poisson); with `rate` inf, all requests start at once. As in vLLM, the gaps are scaled so that the last request
-    arrives when the rate says. So the actual rate is exact."""
+    Poisson; inf: all gaps are equal); with `rate` inf, all requests start at once. As in vLLM, the gaps are scaled so
+    that the last request arrives when the rate says. So the actual rate is exact."""
     if rate == float("inf"):
         return [0.0] * count
+    if burstiness == float("inf"):
+        return [number / rate for number in range(1, count + 1)]
     numbers, at, times = random.Random(seed), 0.0, []
     for _ in range(count):
         at += numbers.gammavariate(burstiness, 1 / (rate * burstiness))
         times.append(at)
-    return [time * (count / rate) / at for time in times]
+    # With a tiny burstiness, all gaps may be too small for a float: then all requests come together, at the end.
+    return [time * (count / rate) / at if at else count / rate for time in times]
 
 
 class Load:

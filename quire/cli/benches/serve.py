@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
     load = parser.add_argument_group("load")
     load.add_argument("--request-rate", type=float, default=float("inf"), metavar="R", help="per second (default: inf)")
-    load.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; more: more even")
+    load.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; inf: equal gaps (default: 1)"
+    )
     load.add_argument("--max-concurrency", type=int, default=0, metavar="N", help="(default: no bound)")
     load.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the measurement")
     load.add_argument("--num-processes", type=int, default=1, metavar="N", help="that send load (default: 1)")
@@ -112,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
         "model_id": target.model,
         "tokenizer_id": args.tokenizer or target.model,
         "num_prompts": len(plan),
-        "request_rate": args.request_rate if args.request_rate != float("inf") else "inf",
-        "burstiness": args.burstiness,
+        "request_rate": _in_json(args.request_rate),
+        "burstiness": _in_json(args.burstiness),
         "max_concurrency": args.max_concurrency or None,
         "num_processes": args.num_processes,
         **dict(item.partition("=")[::2] for item in args.metadata),
@@ -127,6 +129,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report["completed"] else 1
 
 
+def _in_json(value: float) -> float | str:
+    """Return the number, or `inf` as a text, because JSON has no infinity."""
+    return "inf" if value == float("inf") else value
+
+
 def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Write the report as a line of JSON to the file of --result-dir and --result-filename, or append it; makes the
     folder if needed. Without a file name, the name is made of backend, rate, model and date. Does nothing unless
@@ -134,7 +141,7 @@ def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
     if not (args.save_result or args.append_result or args.result_filename):
         return
     model = str(report["model_id"]).rpartition("/")[2]
-    rate = args.request_rate if args.request_rate != float("inf") else "inf"
+    rate = _in_json(args.request_rate)
     path = Path(args.result_dir) / (args.result_filename or f"{args.backend}-{rate}qps-{model}-{report['date']}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a" if args.append_result else "w", encoding="utf-8") as file:

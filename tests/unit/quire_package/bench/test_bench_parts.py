@@ -154,6 +154,8 @@ def test_arrivals_keep_their_rate() -> None:
         gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
         assert times[-1] == pytest.approx(80) and times == sorted(times)
         assert statistics.stdev(gaps) * 50 == pytest.approx(burstiness**-0.5, rel=0.1)
+    assert arrivals(4, 2, float("inf"), 0) == [0.5, 1.0, 1.5, 2.0]
+    assert arrivals(4, 2, 1e-6, 0) == [2.0, 2.0, 2.0, 2.0]
     assert arrivals(5, 1, 1, 2) == arrivals(5, 1, 1, 2) != arrivals(5, 1, 1, 3)
 
 
