@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = "--" + parameter.name.replace("_", "-")
         what.add_argument(flag, type=int if parameter.kind == "int" else float, metavar="X")
     what.add_argument("--logprobs", type=int, metavar="N", help="ask for logprobs")
-    what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
+    what.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields of every request")
     load = parser.add_argument_group("load")
     load.add_argument("--request-rate", type=float, default=float("inf"), metavar="R", help="per second (default: inf)")
     load.add_argument(
@@ -127,6 +127,15 @@ def run(args: argparse.Namespace) -> int:
         title = f"{target.model}: {report['completed']} requests, {report['output_throughput']:.0f} output tokens/s"
         Path(args.plot).write_text(serving_charts(outcomes, begin_s, title), encoding="utf-8")
     return 0 if report["completed"] else 1
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object of a flag's text. Raises ValueError, which the parser shows as a wrong value, for another
+    text."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
 
 
 def _in_json(value: float) -> float | str:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.__main__ import main
 from quire.bench.datasets import RandomLengths, custom_requests, random_requests, trace_requests
 from quire.bench.load import arrivals
 from quire.bench.outcome import Outcome
@@ -260,3 +261,23 @@ def test_benchmark_of_a_router_that_lists_no_model_ends_with_a_typed_error(monke
     llm = cast(LLM, SimpleNamespace(address="127.0.0.1:1"))
     with pytest.raises(Unavailable, match="The router lists no model"):
         model_of(llm, argparse.Namespace(api_key=None))
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", "{"])
+def test_extra_body_that_is_no_object_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(
+            [
+                "bench",
+                "serve",
+                "--base-url",
+                "http://127.0.0.1:1",
+                "--model",
+                "m",
+                "--ready-check-timeout-sec",
+                "0",
+                "--extra-body",
+                text,
+            ]
+        )
+    assert "--extra-body" in capsys.readouterr().err
