@@ -47,6 +47,9 @@ _MODES = {
     "required": inference_pb2.TOOL_CHOICE_MODE_REQUIRED,
 }
 
+# gRPC's own words for a message beyond a limit, of the client or of the server.
+_TOO_LARGE = "message larger than max"
+
 # Thirty days, as routers have it.
 MAX_TIMEOUT_S = 30 * 86_400
 
@@ -170,7 +173,8 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
     """Return the typed error of a failed call. If the service sent a google.rpc.Status, its code, cause and fix are
     taken. Otherwise, or if the Status cannot be decoded, the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE,
-    others keep their name as the code, and are Internal unless an error class stands for them."""
+    a message beyond gRPC's limit MESSAGE_TOO_LARGE (no Overloaded, because another attempt would fail too), others keep
+    their name as the code, and are Internal unless an error class stands for them."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -183,6 +187,13 @@ def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> erro
             "UNREACHABLE",
             f"Nothing answers at {address}: {details}.",
             "Check the address; `quire status` shows what runs here, `quire up` starts it.",
+            request_id=request_id,
+        )
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return errors.InvalidArgument(
+            "MESSAGE_TOO_LARGE",
+            f"The request to {address}, or its answer, is too large for gRPC: {details}.",
+            "Send a shorter prompt or ask for fewer logprobs, or raise --max-body-bytes of the router.",
             request_id=request_id,
         )
     cls = _BY_STATUS.get(status.value[0], errors.Internal)

@@ -81,6 +81,13 @@ def test_a_full_queue_is_waited_for(fake: Fake) -> None:
     assert len(router.requests) == 8
 
 
+def test_prompt_beyond_grpcs_limit_is_an_error_and_not_sent_again_and_again(fake: Fake) -> None:
+    router, address = fake
+    with LLM(address=address) as llm, pytest.raises(InvalidArgument, match="MESSAGE_TOO_LARGE"):
+        llm.generate("a" * (5 << 20))  # the fake has gRPC's own limit of 4 MiB
+    assert not router.requests
+
+
 def test_a_failure_is_the_requests_own_error(fake: Fake) -> None:
     _, address = fake
     with LLM(address=address) as llm:
