@@ -28,7 +28,7 @@ class LocalStack:
         """Start the stack; return when all services serve. `on_event` is called with each event, in this thread until
         then. Later events of an owned stack come in a thread of its own; those of a detached stack are not followed.
         Raises StartFailed with the root cause, also if a stack of this name runs already; no process of this start is
-        left running then."""
+        left running then. Raises FailedPrecondition if the stack's directory cannot be made."""
         self.spec = spec
         self.directory = StateDirectory(spec.name)
         self.deaths: list[events.Died] = []

@@ -117,9 +117,17 @@ class StateDirectory:
         return self.path / "logs" / f"{service}.log"
 
     def create(self) -> None:
-        """Make the directories; only this user may read them."""
-        (self.path / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        """Make the directories; only this user may read them. Raises FailedPrecondition if that is not possible, such
+        as in a home folder that this user may not write to."""
+        try:
+            (self.path / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+        except OSError as error:
+            raise FailedPrecondition(
+                "STATE_DIRECTORY",
+                f"The folder {self.path} for the stack's state and logs cannot be made: {error.strerror}.",
+                "Set QUIRE_STATE_DIR to a folder in which this user may make files.",
+            ) from error
 
     def read(self) -> StackState | None:
         """Read the state file. Returns None if there is no such file, or if it is not a valid state."""
@@ -146,7 +154,7 @@ class StateDirectory:
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
         """Within the context, hold the lock file of the stack's directory, which is made if needed. Does not wait:
-        raises FailedPrecondition ALREADY_RUNNING if another process holds the lock."""
+        raises FailedPrecondition ALREADY_RUNNING if another process holds the lock, and the error of `create`."""
         self.create()
         with (self.path / "lock").open("w") as lock:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import InvalidArgument, StartFailed
+from quire.errors import FailedPrecondition, InvalidArgument, StartFailed
 from quire.local import events
 from quire.local.pids import ProcessId
 from quire.local.ports import HeldPorts, free_ports, is_free
@@ -227,3 +227,10 @@ def test_host_that_is_not_this_machines_is_told_as_the_cause(tmp_path: Path, por
         stack.choose_ports()
     stack.close()
     assert error.value.code == "BAD_VALUE" and "--host" in error.value.fix
+
+
+def test_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedPrecondition, match="QUIRE_STATE_DIR") as raised:
+        StateDirectory("one", tmp_path / "file").create()
+    assert raised.value.code == "STATE_DIRECTORY" and "Not a directory" in raised.value.message
