@@ -53,11 +53,12 @@ class Client:
         self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
         """Return an iterator that sends the request when it is first read, and yields the pieces of the answer as they
-        arrive. Raises InvalidArgument at once for an invalid prompt, tool choice or `timeout_s`; the iterator raises
-        the other QuireErrors. If the connection breaks after the first piece, the answer continues over a new one. An
-        answer that arrives as a whole (a beam search, the best of several) does not: the error is raised. Before the
-        first piece, a call is sent again only if a draining router refused it, or gRPC cancelled it before a router
-        began it. The request ends if the iterator is closed or dropped."""
+        arrive. Raises InvalidArgument at once for a request that cannot be sent, such as one with an invalid prompt,
+        tool choice or `timeout_s`; the iterator raises the other QuireErrors. If the connection breaks after the first
+        piece, the answer continues over a new one. An answer that arrives as a whole (a beam search, the best of
+        several) does not: the error is raised. Before the first piece, a call is sent again only if a draining router
+        refused it, or gRPC cancelled it before a router began it. The request ends if the iterator is closed or
+        dropped."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(

@@ -8,8 +8,8 @@ the client converts messages. This module opens no channel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -54,6 +54,20 @@ _TOO_LARGE = "message larger than max"
 MAX_TIMEOUT_S = 30 * 86_400
 
 
+@contextmanager
+def _refuse_surrogates() -> Iterator[None]:
+    """Within the context, turn the error of a text that UTF-8 cannot encode into InvalidArgument."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgument(
+            "BAD_TEXT",
+            f"Character {error.start} of a text of the request is half of a surrogate pair, which UTF-8 cannot encode.",
+            "Repair the text: text.encode('utf-8', 'replace').decode('utf-8').",
+        ) from error
+
+
+@_refuse_surrogates()
 def build_request(
     prompt: Prompt,
     params: SamplingParams,
@@ -70,9 +84,13 @@ def build_request(
     """Return the protobuf request for a prompt and its parameters. A `cache_salt` wins over the prompt's own. `beams`:
     the request is a beam search, and `params` are its other parameters. If `max_tokens` is None, the answer may fill
     the context. `timeout_s`: at most 30 days; 0: no limit of the client's. Raises InvalidArgument for an invalid
-    prompt, tool choice or `timeout_s`, token ids beyond int32, and values that JSON does not have. Raises ValueError
-    for a `priority` beyond int32."""
+    prompt, tool choice, `timeout_s` or `priority`, token ids beyond int32, values that JSON does not have, and a text
+    with half of a surrogate pair, which UTF-8 cannot encode."""
     asked = normalise(prompt)
+    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise errors.InvalidArgument(
+            "BAD_PRIORITY", f"priority is {priority!r:.40}.", "Choose an integer of 32 bits.", param="priority"
+        )
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         raise errors.InvalidArgument(
             "BAD_TIMEOUT",

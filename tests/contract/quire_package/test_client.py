@@ -201,6 +201,23 @@ def test_a_prompt_that_is_none(prompt: Any) -> None:
         client.complete(prompt)
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"prompt": "a\ud800"}, "BAD_TEXT"),
+        ({"prompt": ChatPrompt([{"role": "user", "content": "\udc00"}])}, "BAD_TEXT"),
+        ({"sampling_params": SamplingParams(stop="\ud800")}, "BAD_TEXT"),
+        ({"cache_salt": "\ud800"}, "BAD_TEXT"),
+        ({"priority": 2**31}, "BAD_PRIORITY"),
+        ({"priority": 0.5}, "BAD_PRIORITY"),
+    ],
+    ids=ascii,
+)
+def test_values_that_a_message_cannot_hold_are_typed_errors(options: dict[str, Any], code: str) -> None:
+    with Client(UNUSED) as client, pytest.raises(InvalidArgument, match=code):
+        client.complete(**{"prompt": "a", **options})
+
+
 def test_an_authority_that_cannot_be_read() -> None:
     with pytest.raises(NotFound, match="no/such"):
         Client(UNUSED, tls_ca="no/such.pem")
