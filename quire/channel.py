@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 
-from quire.errors import NotFound
+from quire.errors import InvalidArgument, NotFound
 
 HEALTH_TIMEOUT_S = 5.0
 # How long a client tries to take up a stream that broke.
@@ -59,5 +59,19 @@ def has_begun(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> boo
 
 
 def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with the credential of a call."""
-    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    """Return the metadata with the credential of a call. Raises InvalidArgument for a key that a header cannot hold."""
+    return (("authorization", bearer(api_key)),) if api_key else ()
+
+
+def bearer(api_key: str) -> str:
+    """Return the value of the header `authorization` for a key, for gRPC and HTTP. Raises InvalidArgument for a key
+    with spaces around it, as the line feed of a file, or with characters other than printable ASCII: a header cannot
+    hold them."""
+    if api_key != api_key.strip() or not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidArgument(
+            "BAD_API_KEY",
+            "The API key has spaces or a line feed around it, or characters other than printable ASCII.",
+            "Give the key alone. A key that is read from a file often ends with a line feed.",
+            param="api_key",
+        )
+    return f"Bearer {api_key}"

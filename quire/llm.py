@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from quire.async_client import AsyncClient
 from quire.beam_search import BeamSearchOutput, search
+from quire.channel import metadata
 from quire.engine_options import stack_flags
 from quire.errors import InvalidArgument, Overloaded, QuireError, Unavailable
 from quire.local.spec import StackSpec
@@ -58,6 +59,7 @@ class LLM:
     ) -> None:
         self._stack: LocalStack | None = None
         self._defaults: SamplingParams | None = None
+        metadata(api_key)  # a key that cannot be sent is refused before a stack starts
         if address is None:
             # Refused, where it cannot be, before a model is fetched.
             spec = StackSpec(

@@ -19,6 +19,7 @@ from typing import Any
 
 from quire.batch.base_url import parse_base_url
 from quire.batch.batch_file import BatchFile, BatchRequest
+from quire.channel import bearer
 
 _TIMEOUT_S = 3600.0
 _MOST_WAIT_S = 30.0
@@ -34,7 +35,7 @@ def run_batch(
     interrupted, the answers so far are kept, and requests that have not begun are not sent. The interrupted run ends
     when the answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written
     ends the run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending.
-    Raises InvalidArgument if the base URL is none."""
+    Raises InvalidArgument if the base URL is none, or a header cannot hold the API key."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
     results: SimpleQueue[bool | Exception] = SimpleQueue()
@@ -89,7 +90,7 @@ class _Sender:
         self._url = parse_base_url(base_url)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = bearer(api_key)
         self._retries = retries
         self._here = local()
 

@@ -10,6 +10,7 @@ from quire.bench.datasets import BenchRequest, RandomLengths, custom_requests, r
 from quire.bench.server_facts import ServerFacts, find_facts, vocabulary_of
 from quire.bench.serving_report import METRICS, ReportOptions
 from quire.bench.target import ALIASES, BACKENDS, Target
+from quire.channel import bearer
 from quire.cli.arguments.connection import api_key
 from quire.errors import FailedPrecondition, InvalidArgument
 from quire.request_parameters import BENCH_FLAGS
@@ -48,15 +49,15 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
     or for its vocabulary, if no flag gives it. For the vocabulary, --random-vocab-size wins over --tokenizer; among the
-    fields of requests, --extra-body wins. Raises InvalidArgument for a base URL that is none, or a tokenizer's folder
-    without its vocabulary's size. Raises Unavailable if a server that is asked does not answer, and FailedPrecondition
-    if no server is named and no stack runs."""
+    fields of requests, --extra-body wins. Raises InvalidArgument for a base URL that is none, an API key that a header
+    cannot hold, or a tokenizer's folder without its vocabulary's size. Raises Unavailable if a server that is asked
+    does not answer, and FailedPrecondition if no server is named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
     parse_base_url(base_url)  # a text that is no URL is refused before the server is asked
     headers = dict(item.partition("=")[::2] for item in args.header)
     key = api_key(args)
     if key:
-        headers["Authorization"] = f"Bearer {key}"
+        headers["Authorization"] = bearer(key)
     facts = ServerFacts(args.model or "", 0)
     if not args.model or not (args.random_vocab_size or args.tokenizer):
         found = find_facts(base_url, headers, args.ready_check_timeout_sec, insecure=args.insecure)

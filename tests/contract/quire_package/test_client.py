@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from quire import (
     SamplingParams,
     Unavailable,
 )
+from quire.batch.batch_file import BatchFile
+from quire.batch.runner import run_batch
 from quire.columns import unpack_i32
 from quire.wire import build_request
 from tests.fakes.router.fake_router import FakeRouter
@@ -216,6 +219,16 @@ def test_a_prompt_that_is_none(prompt: Any) -> None:
 def test_values_that_a_message_cannot_hold_are_typed_errors(options: dict[str, Any], code: str) -> None:
     with Client(UNUSED) as client, pytest.raises(InvalidArgument, match=code):
         client.complete(**{"prompt": "a", **options})
+
+
+@pytest.mark.parametrize("key", ["key\n", " key", "k\u00e9y", "a\r\nb"])
+def test_api_key_that_a_header_cannot_hold_is_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="BAD_API_KEY"):
+        Client(UNUSED, api_key=key)
+    (tmp_path / "in").write_text("")
+    files = BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+    with pytest.raises(InvalidArgument, match="BAD_API_KEY"):
+        run_batch(files, [], "http://127.0.0.1:1", key, 1, 0)
 
 
 def test_an_authority_that_cannot_be_read() -> None:
