@@ -130,10 +130,10 @@ def _read_requests(path: Path) -> list[BatchRequest]:
 
 
 def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
-    """Return the lines of good answers (status 200) to the custom_ids `known`, by custom_id; of several, the last one.
-    Empty if there is no file. Failed answers and lines that are no answers are left out, so that these requests are
-    sent again. A good answer counts even if a failed one follows it. Raises FailedPrecondition if the file cannot be
-    read."""
+    """Return the lines of good answers (see `is_good`) to the custom_ids `known`, by custom_id; of several, the last
+    one. Empty if there is no file. Failed answers and lines that are no answers are left out, so that these requests
+    are sent again. A good answer counts even if a failed one follows it. Raises FailedPrecondition if the file cannot
+    be read."""
     answers = {}
     if path.exists():
         try:
@@ -145,12 +145,17 @@ def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
         for line in lines:
             try:
                 value = json.loads(line)
-                good = value["custom_id"] in known and value["response"]["status_code"] == 200
+                good = value["custom_id"] in known and is_good(value)
             except (ValueError, KeyError, TypeError):
                 continue
             if good:
                 answers[value["custom_id"]] = line
     return answers
+
+
+def is_good(answer: dict[str, Any]) -> bool:
+    """Return whether an answer has the status 200 and no error. Raises KeyError or TypeError if it is no answer."""
+    return bool(answer["response"]["status_code"] == 200 and answer.get("error") is None)
 
 
 def _line_of(answer: dict[str, Any]) -> str:

@@ -18,12 +18,13 @@ from threading import Event, Thread, local
 from typing import Any
 
 from quire.batch.base_url import parse_base_url
-from quire.batch.batch_file import BatchFile, BatchRequest
+from quire.batch.batch_file import BatchFile, BatchRequest, is_good
 from quire.channel import bearer
 
 _TIMEOUT_S = 3600.0
 _MOST_WAIT_S = 30.0
 _AGAIN = frozenset({429, 503, 529})
+_NOT_JSON = "NOT_JSON"
 
 
 def run_batch(
@@ -42,11 +43,11 @@ def run_batch(
     shared, stopped = iter(todo), Event()
 
     def one(request: BatchRequest) -> bool:
-        """Send one request, and append its answer to the file. Returns whether the status is 200. A failure is written
+        """Send one request, and append its answer to the file. Returns whether the answer is good. A failure is written
         too, as OpenAI does; the next run sends this request again."""
         answer = sender.send(request)
         files.append(request.custom_id, answer)
-        return bool(answer["response"]["status_code"] == 200)
+        return is_good(answer)
 
     def work() -> None:
         """Send one request after the other, until none is left or the run ends."""
@@ -96,9 +97,9 @@ class _Sender:
 
     def send(self, request: BatchRequest) -> dict[str, Any]:
         """Send the request, and return its line of the output in OpenAI's form: the body in `response` for status 200,
-        even if it was not JSON (see `_send_once`), else in `error`. Without an answer (status 0), or after 429, 503 or
-        529, the request is sent again, `retries` times at most. The wait before it is 0.5 s, then twice the last wait,
-        or what the server names if that is longer; at most 30 s."""
+        else in `error`. A body that is not JSON, as that of a stream, is an error (see `_send_once`). Without an answer
+        (status 0), or after 429, 503 or 529, the request is sent again, `retries` times at most. The wait before it is
+        0.5 s, then twice the last wait, or what the server names if that is longer; at most 30 s."""
         request_id = f"batch_req_{uuid.uuid4().hex}"
         status, body, wait_s = 0, dict[str, Any](), 0.5
         for attempt in range(self._retries + 1):
@@ -107,7 +108,7 @@ class _Sender:
                 break
             wait_s = min(_MOST_WAIT_S, max(retry_after_s, wait_s * 2 if attempt else wait_s))
             time.sleep(wait_s)
-        good = status == 200
+        good = status == 200 and body.get("code") != _NOT_JSON
         return {
             "id": request_id,
             "custom_id": request.custom_id,
@@ -118,7 +119,7 @@ class _Sender:
     def _send_once(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
         """Send the request once over this thread's connection. Returns the status (0: no answer), the body, and the
         seconds of Retry-After (0: none, or not a number). The connection stays open for the thread's next request. A
-        connection error or an answer that is not JSON becomes a body with `code` and `message`."""
+        connection error, or an answer that is no JSON object, becomes a body with `code` and `message`."""
         connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             kind = http.client.HTTPSConnection if self._url.secure else http.client.HTTPConnection
@@ -135,7 +136,9 @@ class _Sender:
         try:
             found = json.loads(raw)
         except ValueError:
-            found = {"code": "NOT_JSON", "message": raw[:500].decode("utf-8", "replace")}
+            found = None
+        if not isinstance(found, dict):
+            found = {"code": _NOT_JSON, "message": raw[:500].decode("utf-8", "replace")}
         try:
             retry_after_s = float(answer.headers.get("Retry-After", 0))
         except ValueError:

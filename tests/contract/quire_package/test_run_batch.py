@@ -95,6 +95,18 @@ async def test_what_may_be_retried_is(tmp_path: Path, given: dict[str, Any], sta
         assert code == 1 and read(tmp_path / "out.jsonl")[0]["response"]["status_code"] == status
 
 
+async def test_answer_that_is_not_json_has_failed(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", line("a"), line("stream", stream=True))
+    async with router_rig() as rig:
+        code, out = await batch(rig, tmp_path)
+        assert code == 1 and "1 answered, 1 failed" in out
+        stream = read(tmp_path / "out.jsonl")[1]
+        assert stream["error"]["code"] == "NOT_JSON" and stream["response"]["body"] is None
+        assert stream["error"]["message"].startswith("data: ")
+        code, out = await batch(rig, tmp_path)
+        assert code == 1 and "2 requests, 1 of them answered" in out
+
+
 def test_a_line_that_was_cut_is_asked_again(tmp_path: Path) -> None:
     given, out = tmp_path / "in", tmp_path / "out"
     write(given, line("a"), line("b"))
