@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from quire.errors import FailedPrecondition
+
 
 def add_file_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--output-json`, for benchmarks that start their own engine."""
@@ -15,13 +17,26 @@ def add_file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
-    """Write the report as JSON to the file that `--output-json` names, if any, then print it. If the file cannot be
-    written, the OSError passes on and nothing is printed. Returns the exit code 0."""
+    """Print the report as JSON, then write it to the file that `--output-json` names, if any. Returns the exit code 0.
+    Raises FailedPrecondition if the file cannot be written."""
     text = json.dumps(report, indent=1)
+    print(text, flush=True)
     if args.output_json:
-        Path(args.output_json).write_text(text + "\n", encoding="utf-8")
-    print(text)
+        write_result(Path(args.output_json), text + "\n")
     return 0
+
+
+def write_result(path: Path, text: str, *, append: bool = False) -> None:
+    """Replace the file by this text, or append the text to it; the folder is made if needed. Raises FailedPrecondition
+    if that fails. So commands print their result first."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise FailedPrecondition(
+            "RESULT_FILE", f"Cannot write {path}: {error.strerror}.", "The result is printed above. Give another file."
+        ) from error
 
 
 def stamp() -> str:

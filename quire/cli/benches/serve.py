@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.cli.benches.results import stamp
+from quire.cli.benches.results import stamp, write_result
 from quire.request_parameters import BENCH_FLAGS
 
 HELP = "load on a running server: throughput, TTFT, TPOT, ITL"
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     --max-concurrency allows. Flags may ask for warm-up requests before, which repeat the load's own prompts all at
     once, a result file and an SVG plot. Returns the exit code: 1 if no request succeeded. Raises InvalidArgument for
     bad flags or a malformed data set, NotFound for one that cannot be read, Unavailable if the server does not answer
-    or fails the first request, and FailedPrecondition if no server is named and no stack runs."""
+    or fails the first request, and FailedPrecondition if no server is named and no stack runs, or if a file of the
+    result, which is printed before, cannot be written."""
     from quire.bench.load import PlannedRequest, arrivals
     from quire.bench.load_processes import run_load
     from quire.bench.plot import serving_charts
@@ -121,11 +122,11 @@ def run(args: argparse.Namespace) -> int:
         **dict(item.partition("=")[::2] for item in args.metadata),
         **make_report(outcomes, begin_s, options),
     }
-    print(render_report(report, options))
+    print(render_report(report, options), flush=True)
     _save(args, report)
     if args.plot:
         title = f"{target.model}: {report['completed']} requests, {report['output_throughput']:.0f} output tokens/s"
-        Path(args.plot).write_text(serving_charts(outcomes, begin_s, title), encoding="utf-8")
+        write_result(Path(args.plot), serving_charts(outcomes, begin_s, title))
     return 0 if report["completed"] else 1
 
 
@@ -152,6 +153,4 @@ def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
     model = str(report["model_id"]).rpartition("/")[2]
     rate = _in_json(args.request_rate)
     path = Path(args.result_dir) / (args.result_filename or f"{args.backend}-{rate}qps-{model}-{report['date']}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
-        file.write(json.dumps(report) + "\n")
+    write_result(path, json.dumps(report) + "\n", append=args.append_result)

@@ -25,8 +25,9 @@ from quire.bench.serving_report import ReportOptions, make_report, render_report
 from quire.bench.statistics import percentile, summary
 from quire.bench.stream_connection import StreamConnection
 from quire.cli.benches.engine import model_of
+from quire.cli.benches.results import finish
 from quire.client import Client
-from quire.errors import InvalidArgument, NotFound, Unavailable
+from quire.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from quire.llm import LLM
 
 
@@ -265,19 +266,17 @@ def test_benchmark_of_a_router_that_lists_no_model_ends_with_a_typed_error(monke
 
 @pytest.mark.parametrize("text", ["[1]", "1", "{"])
 def test_extra_body_that_is_no_object_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--base-url", "http://127.0.0.1:1", "--model", "m", "--ready-check-timeout-sec", "0"]
     with pytest.raises(SystemExit, match="2"):
-        main(
-            [
-                "bench",
-                "serve",
-                "--base-url",
-                "http://127.0.0.1:1",
-                "--model",
-                "m",
-                "--ready-check-timeout-sec",
-                "0",
-                "--extra-body",
-                text,
-            ]
-        )
+        main(["bench", "serve", *flags, "--extra-body", text])
     assert "--extra-body" in capsys.readouterr().err
+
+
+def test_result_is_printed_though_its_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FailedPrecondition, match="RESULT_FILE"):
+        finish(argparse.Namespace(output_json=str(tmp_path)), {"tokens_per_second": 7})
+    assert json.loads(capsys.readouterr().out) == {"tokens_per_second": 7}
+    assert finish(argparse.Namespace(output_json=str(tmp_path / "new" / "file")), {"a": 1}) == 0
+    assert json.loads((tmp_path / "new" / "file").read_text()) == {"a": 1}
