@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Tail:
-    """A log file that grows. A new start of the stack replaces it by a new file; a restarted service writes on in the
-    same one."""
+    """A log file that grows. A new start of the stack replaces a service's log by a new file, and empties the
+    supervisor's; a restarted service writes on in the same file."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
@@ -66,13 +66,13 @@ class _Tail:
 
     def read(self) -> Iterator[tuple[str, str]]:
         """Yield the service's name and each complete line that was written since the last call. A new file of the same
-        name is read from its beginning, and the unread rest of the old one is lost. A missing file yields nothing, and
-        so does one that was cut, until it is longer than before."""
+        name, or one that was cut and is shorter than before, is read from its beginning; the unread rest of the old one
+        is lost. A missing file yields nothing."""
         try:
             with self._path.open("rb") as file:
-                file_id = os.fstat(file.fileno()).st_ino
-                if file_id != self._file_id:
-                    self._offset, self._file_id = 0, file_id
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file_id or status.st_size < self._offset:
+                    self._offset, self._file_id = 0, status.st_ino
                 file.seek(self._offset)
                 data = file.read()
         except OSError:

@@ -1,4 +1,4 @@
-"""`quire logs`: how many lines are printed."""
+"""`quire logs`: how many lines are printed, and which of a log that changes."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def test_last_lines_are_printed(
     logs.add_arguments(parser)
     assert logs.run(parser.parse_args(["-n", lines])) == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == shown
+
+
+def test_log_that_was_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "supervisor.log"
+    tail = logs._Tail("supervisor", log)
+    log.write_text("a long line of the earlier start\n")
+    assert len(list(tail.read())) == 1
+    log.write_text("new\n")
+    assert list(tail.read()) == [("supervisor", "new")]
+    assert list(tail.read()) == []
