@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO
 
 from quire.errors import StartFailed
@@ -133,15 +134,18 @@ def _error(event: events.Failed) -> StartFailed:
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
     """Read the supervisor's events to the end, so that the pipe does not fill, and call `take` with each while the
-    stack's object lives. Runs in a thread; closes `lines` and sets `ended` at the end. If `take` raises, the thread
-    ends without setting `ended`."""
-    with lines:
-        for line in lines:
-            event, taker = events.decode(line), take()
-            if event is not None and taker is not None:
-                taker(event)
-            del taker
-    ended.set()
+    stack's object lives. An event that `take` cannot show, as by a pipe whose reader has ended, is passed over. Runs in
+    a thread; closes `lines` and sets `ended` at the end, also after an error."""
+    try:
+        with lines:
+            for line in lines:
+                event, taker = events.decode(line), take()
+                if event is not None and taker is not None:
+                    with suppress(OSError):
+                        taker(event)
+                del taker
+    finally:
+        ended.set()
 
 
 def _end(popen: subprocess.Popen[str], limit_s: float) -> None:

@@ -7,6 +7,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from quire.local import events
 from quire.local.__main__ import emit
 from quire.local.pids import ProcessId
 from quire.local.spec import StackSpec
-from quire.local.stack import LocalStack
+from quire.local.stack import LocalStack, _follow
 from quire.local.state import StackState, StateDirectory
 
 
@@ -67,3 +69,17 @@ def test_event_reaches_its_reader_if_the_log_cannot_be_written(
         patch.setattr(sys, "stderr", FullDisk())
         emit(event)
     assert events.decode(capsys.readouterr().out) == event
+
+
+def test_end_of_a_stack_is_noticed_if_its_events_cannot_be_shown() -> None:
+    seen, ended = list[events.Event](), threading.Event()
+
+    class Owner:
+        def show(self, event: events.Event) -> None:
+            seen.append(event)
+            raise BrokenPipeError
+
+    owner = Owner()
+    told: list[events.Event] = [events.Died("worker", "KILLED", "It was killed.", "", ""), events.Stopped(1.0)]
+    _follow(io.StringIO("".join(f"{events.encode(each)}\n" for each in told)), weakref.WeakMethod(owner.show), ended)
+    assert seen == told and ended.is_set()
