@@ -21,6 +21,7 @@ PAGE_MAC_KEY = "page_mac.key"
 PUBLIC_NAME = "localhost"
 _CA = "ca.pem"
 _OPERATOR = "operator"
+_DIRECT = ("grpc.enable_http_proxy", 0)
 
 
 def check_folder(folder: str, services: Sequence[str]) -> None:
@@ -50,13 +51,14 @@ def service_flags(folder: str, service: str) -> dict[str, str]:
 
 
 def sync_channel(address: str, service: str, folder: str) -> grpc.Channel:
-    """Open a channel to a service. With a `folder`, the channel uses TLS with the operator's certificate; if `folder`
-    is empty, no TLS. Raises NotFound for a file that cannot be read."""
+    """Open a channel to a service of this host, never through a proxy of the environment. With a `folder`, the channel
+    uses TLS with the operator's certificate; if `folder` is empty, no TLS. Raises NotFound for a file that cannot be
+    read."""
     import grpc
 
     if not folder:
-        return grpc.insecure_channel(address)
-    return grpc.secure_channel(address, _credentials(folder), [_verified(service)])
+        return grpc.insecure_channel(address, [_DIRECT])
+    return grpc.secure_channel(address, _credentials(folder), [_DIRECT, _verified(service)])
 
 
 def aio_channel(
