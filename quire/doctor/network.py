@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import ssl
@@ -19,8 +20,9 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
-    """Report whether a server could bind the port at this address, which is a name or an IP address. An address or port
-    that cannot be bound is a warning, since `quire up` then takes another. A number that is no port is a failure."""
+    """Report whether a server could bind the port at this address, which is a name or an IP address. A port of another
+    process is a warning, since `quire up` then takes a free one. An address that is not this machine's, a port that
+    this user may not take, and a number that is no port are failures."""
     if not 0 <= port <= _MAX_PORT:
         return failed("port", f"{port} is no port", f"Give --port a number from 0 to {_MAX_PORT}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -29,11 +31,10 @@ def check_port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            return warning(
-                "port",
-                f"{host}:{port} is taken ({error.strerror})",
-                "`quire up` then takes a free one; or give --port.",
-            )
+            if error.errno == errno.EADDRINUSE:
+                return warning("port", f"{host}:{port} is taken", "`quire up` then takes a free one; or give --port.")
+            fix = "Give an address of this machine with --host, and a port that this user may take with --port."
+            return failed("port", f"no server can listen on {host}:{port} ({error.strerror})", fix)
     return ok("port", f"{host}:{port} is free")
 
 

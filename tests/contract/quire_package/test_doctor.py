@@ -34,6 +34,11 @@ def test_doctor_names_taken_ports() -> None:
     assert check_port("127.0.0.1", port).state == "ok"
 
 
+def test_doctor_names_a_host_that_is_not_this_machines() -> None:
+    found = check_port("192.0.2.1", 8000)  # This address is reserved for documents.
+    assert found.state == "failed" and "Cannot assign requested address" in found.found and "--host" in found.fix
+
+
 @pytest.mark.parametrize("port", [-1, 65536, 10**20])
 def test_doctor_refuses_numbers_that_are_no_ports(port: int) -> None:
     found = check_port("127.0.0.1", port)
