@@ -113,7 +113,7 @@ class StreamConnection(asyncio.Protocol):
         if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
             self._left = -1
         else:
-            self._left = int(headers.get(b"content-length", b"-2"))
+            self._left = _length(headers[b"content-length"]) if b"content-length" in headers else -2
         self._rest, self._in_head = b"", False
         return data[end + 4 :]
 
@@ -127,7 +127,7 @@ class StreamConnection(asyncio.Protocol):
             line_end = data.find(b"\r\n", position)
             if line_end < 0:
                 break
-            size = int(data[position:line_end].partition(b";")[0], 16)
+            size = _length(data[position:line_end].partition(b";")[0], 16)
             end = line_end + 2 + size
             if end + 2 > length:
                 break
@@ -187,6 +187,15 @@ class StreamConnection(asyncio.Protocol):
         self.reusable = self._keep
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+def _length(text: bytes, base: int = 10) -> int:
+    """Return the number of bytes that a head or a chunk names. Raises ValueError for another text, or a negative
+    number, with which the reader would go backwards."""
+    length = int(text, base)
+    if length < 0:
+        raise ValueError(f"a length of {length}")
+    return length
 
 
 def _usage(event: bytes) -> tuple[int, int]:

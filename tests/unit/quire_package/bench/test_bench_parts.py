@@ -118,6 +118,12 @@ async def test_what_goes_wrong_is_said() -> None:
     assert outcome.error.startswith("not HTTP") and wire.closed
 
 
+@pytest.mark.parametrize("head", [b"transfer-encoding: chunked\r\n\r\n-6\r\n", b"content-length: -1\r\n\r\n"])
+async def test_negative_length_is_not_http(head: bytes) -> None:
+    outcome, _, wire = await receive(b"HTTP/1.1 200 OK\r\n" + head, lost=True)
+    assert outcome.error.startswith("not HTTP: a length of -") and wire.closed
+
+
 @pytest.mark.parametrize(
     "event",
     [
