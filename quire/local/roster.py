@@ -220,7 +220,8 @@ class Roster:
 def _cannot_listen(host: str, port: int, flag: str, error: OSError) -> StartFailed:
     """Return the error for a port (0: any free one) of the host, chosen by this flag, that cannot be bound. It is
     PORT_IN_USE if another process has the port. Otherwise host or port are wrong, and it is BAD_VALUE."""
-    cause = f"The stack cannot listen on {f'port {port}' if port else 'a free port'} of {host}: {error.strerror}."
+    where = f"{f'port {port}' if port else 'a free port'} of {host}"
+    cause = f"The stack cannot listen on {where}: {error.strerror or error}."
     if error.errno == errno.EADDRINUSE:
         fix = f"Stop the process that has the port, or choose another port with {flag} (0 picks a free one)."
         return StartFailed("PORT_IN_USE", cause, fix)

@@ -95,4 +95,4 @@ def test_stack_says_port_in_use_only_if_it_is(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StartFailed, match="Permission denied") as error:
         stack.choose_ports()
     stack.close()
-    assert error.value.code == "BAD_VALUE" and "this user may open with --port" in error.value.fix
+    assert error.value.code == "BAD_VALUE" and "with --port a port that this user may take" in error.value.fix
