@@ -59,14 +59,15 @@ def has_begun(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> boo
 
 
 def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata with the credential of a call. Raises InvalidArgument for a key that a header cannot hold."""
+    """Return the metadata with the credential of a call. Raises InvalidArgument for a key that gRPC metadata cannot
+    hold."""
     return (("authorization", bearer(api_key)),) if api_key else ()
 
 
 def bearer(api_key: str) -> str:
     """Return the value of the header `authorization` for a key, for gRPC and HTTP. Raises InvalidArgument for a key
-    with spaces around it, as the line feed of a file, or with characters other than printable ASCII: a header cannot
-    hold them."""
+    with spaces or a line feed around it, or with characters other than printable ASCII, which gRPC metadata cannot
+    hold."""
     if api_key != api_key.strip() or not (api_key.isascii() and api_key.isprintable()):
         raise InvalidArgument(
             "BAD_API_KEY",

@@ -20,8 +20,7 @@ from quire.v1 import inference_pb2, inference_pb2_grpc
 
 class Client:
     """A thread-safe client. Every failure is a `quire.QuireError` (code, message, fix, request id), but `models` and
-    `health` of a closed client raise gRPC's own exception, and a `priority` beyond int32 is a ValueError. A `with`
-    block closes the client.
+    `health` of a closed client raise gRPC's own exception. A `with` block closes the client.
 
     If a stream breaks in the middle, it continues over a new connection; the client tries for `reconnect_s` without
     progress. `tls_ca` is the PEM file of the authority that signed the router's certificate, and turns TLS on; a file

@@ -199,8 +199,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="truncate_prompt_tokens", group="length", kind="int", wire="truncate_prompt_tokens", cost="prompt",
         low=-1, high=MAX_INT32,
-        description="The router keeps only this number of tokens at the prompt's end. -1 keeps as many tokens as the "
-        "context has room for.",
+        description="The router keeps only this number of tokens at the prompt's end. -1 leaves room for the answer, "
+        "and keeps at least one token.",
     ),
     Parameter(
         name="thinking_token_budget", group="length", kind="int", wire="thinking_token_budget", cost="token",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, SupportsIndex
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -87,7 +87,7 @@ def build_request(
     prompt, tool choice, `timeout_s` or `priority`, token ids beyond int32, values that JSON does not have, and a text
     with half of a surrogate pair, which UTF-8 cannot encode."""
     asked = normalise(prompt)
-    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+    if not isinstance(priority, SupportsIndex) or not -(2**31) <= priority.__index__() < 2**31:
         raise errors.InvalidArgument(
             "BAD_PRIORITY", f"priority is {priority!r:.40}.", "Choose an integer of 32 bits.", param="priority"
         )
@@ -190,9 +190,9 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
 
 def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
     """Return the typed error of a failed call. If the service sent a google.rpc.Status, its code, cause and fix are
-    taken. Otherwise, or if the Status cannot be decoded, the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE,
-    a message beyond gRPC's limit MESSAGE_TOO_LARGE (no Overloaded, because another attempt would fail too), others keep
-    their name as the code, and are Internal unless an error class stands for them."""
+    taken. Otherwise, or if the Status cannot be decoded, the gRPC status code decides: UNAVAILABLE becomes UNREACHABLE.
+    A message beyond gRPC's limit becomes MESSAGE_TOO_LARGE, an InvalidArgument, because another attempt would fail too.
+    Other status codes keep their name, and are Internal unless an error class stands for them."""
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):

@@ -34,4 +34,9 @@ def parse_base_url(url: str) -> BaseUrl:
 
 def _bad_url(url: str) -> InvalidArgument:
     """Return the error for a text that is no base URL."""
-    return InvalidArgument("BAD_URL", f"{url!r} is not a URL.", "Write http://127.0.0.1:8000.", param="base_url")
+    return InvalidArgument(
+        "BAD_URL",
+        f"{url!r} is not a base URL.",
+        "Give an http or https URL, such as http://127.0.0.1:8000.",
+        param="base_url",
+    )

@@ -40,16 +40,16 @@ class BatchRequest:
 class BatchFile:
     """The files of one batch. The constructor reads both files, and replaces the output file at once: it keeps the good
     answers to these requests, or none with `restart`. An output that is a symbolic link stays one: the file to which it
-    leads is replaced. It raises InvalidArgument if both names are one file, the output is a device or pipe, or a
-    request is malformed. It raises NotFound if the requests cannot be read or the output's folder is missing, and
-    FailedPrecondition if the output file cannot be read or written. `append` is thread-safe."""
+    leads is replaced. The constructor raises InvalidArgument if both names are one file, the output is a device or
+    pipe, or a request is malformed. It raises NotFound if the requests cannot be read or the output's folder is
+    missing, and FailedPrecondition if the output file cannot be read or written. `append` is thread-safe."""
 
     def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
         self.requests = _read_requests(Path(input_file))
         self._output = Path(os.path.realpath(output_file))
         if self._output.exists() and self._output.samefile(input_file):
             raise InvalidArgument("SAME_FILE", f"{output_file} has the requests.", "Give another file with -o.")
-        given = Path(output_file)  # of a pipe at the end of links, such as /dev/stdout, there is no real path
+        given = Path(output_file)  # a pipe behind symbolic links, such as /dev/stdout, has no real path
         if given.exists() and not given.is_file() and not given.is_dir():
             raise InvalidArgument(
                 "BATCH_FILE", f"{output_file} is a device or pipe, which keeps no answers.", "Give a file with -o."

@@ -36,7 +36,7 @@ def run_batch(
     interrupted, the answers so far are kept, and requests that have not begun are not sent. The interrupted run ends
     when the answers of the requests under way are appended, or at a second interrupt. An answer that cannot be written
     ends the run at once with the error of `BatchFile.append`, and the threads do not keep the process from ending.
-    Raises InvalidArgument if the base URL is none, or a header cannot hold the API key."""
+    Raises InvalidArgument if the base URL is malformed, or a header cannot hold the API key."""
     sender = _Sender(base_url, api_key, retries)
     failed = 0
     results: SimpleQueue[bool | Exception] = SimpleQueue()

@@ -36,8 +36,8 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, i
     """Return the first model that the server lists at /v1/models, and the size of its vocabulary (0 if the server does
     not tell it). No proxy is used, and a TLS certificate must be valid unless `insecure` is set. While there is no such
     answer (no connection, an HTTP error, no JSON of this form, no model), ask again every second for `timeout_s`.
-    Raises Unavailable after that, and at once if the server refuses the API key or its answer is not HTTP, as that of a
-    gRPC port."""
+    Raises Unavailable after that, and at once if the server refuses the API key or does not speak HTTP, such as a gRPC
+    port."""
     deadline = time.monotonic() + timeout_s
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if insecure:
@@ -62,7 +62,7 @@ def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float, *, i
         except http.client.BadStatusLine as error:
             raise Unavailable(
                 "NOT_HTTP",
-                f"What answers at {base_url} is no HTTP server.",
+                f"The server at {base_url} does not speak HTTP.",
                 "Give the HTTP port with --base-url; `quire status` shows it.",
             ) from error
         except http.client.HTTPException as error:  # such as a body that was cut

@@ -43,7 +43,7 @@ class Target:
 
     async def connect(self) -> StreamConnection:
         """Open a new connection, by TLS if the URL says so; with `insecure`, any certificate is accepted. Raises
-        OSError if the connection fails, and InvalidArgument if the base URL is none."""
+        OSError if the connection fails, and InvalidArgument if the base URL is malformed."""
         url = parse_base_url(self.base_url)
         context: ssl.SSLContext | None = None
         if url.secure:

@@ -1,4 +1,4 @@
-"""Reads the config.json fields of a GGUF file by the worker's own reader, in a process of its own.
+"""Reads a GGUF file's config.json fields with the worker's reader, which runs in a separate process.
 
 This package does not import the worker. So the fields are what the worker serves, and a file that the worker refuses is
 refused here, with the same error.

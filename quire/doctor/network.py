@@ -21,8 +21,8 @@ _REDIS_URL = "redis://:password@host:port/0"
 
 def check_port(host: str, port: int) -> Finding:
     """Report whether a server could bind the port at this address, which is a name or an IP address. A port of another
-    process is a warning, since `quire up` then takes a free one. An address that is not this machine's, a port that
-    this user may not take, and a number that is no port are failures."""
+    process is a warning, since `quire up` without --port then takes a free one. An address that is not this machine's,
+    a port that this user may not take, and a number that is no port are failures."""
     if not 0 <= port <= _MAX_PORT:
         return failed("port", f"{port} is no port", f"Give --port a number from 0 to {_MAX_PORT}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -32,7 +32,11 @@ def check_port(host: str, port: int) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return warning("port", f"{host}:{port} is taken", "`quire up` then takes a free one; or give --port.")
+                return warning(
+                    "port",
+                    f"{host}:{port} is taken",
+                    "Without --port, `quire up` then takes a free one; or give another --port.",
+                )
             fix = "Give an address of this machine with --host, and a port that this user may take with --port."
             return failed("port", f"no server can listen on {host}:{port} ({error.strerror})", fix)
     return ok("port", f"{host}:{port} is free")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class Roster:
         self._held = HeldPorts()
         self._ports: dict[str, int] = {}
         self._last_progress: dict[str, float] = {}
+        self._state_is_stale = False
         self._began = time.monotonic()
 
     def choose_ports(self) -> None:
@@ -208,9 +210,15 @@ class Roster:
 
     def _write(self) -> None:
         """Write the state file. If that fails, as on a full disk, the file keeps the state that was written last; the
-        members run on, and the next change is written with all before it."""
-        with suppress(OSError):
+        members run on, and the next change is written with all before it. The first failure in a row is logged."""
+        try:
             self._directory.write(self.state)
+            self._state_is_stale = False
+        except OSError as error:
+            if not self._state_is_stale:
+                self._state_is_stale = True
+                with suppress(OSError):
+                    print(f"The state file cannot be written: {error}.", file=sys.stderr, flush=True)
 
     @property
     def _tls(self) -> bool:
@@ -219,11 +227,14 @@ class Roster:
 
 def _cannot_listen(host: str, port: int, flag: str, error: OSError) -> StartFailed:
     """Return the error for a port (0: any free one) of the host, chosen by this flag, that cannot be bound. It is
-    PORT_IN_USE if another process has the port. Otherwise host or port are wrong, and it is BAD_VALUE."""
+    PORT_IN_USE if another process has the port. Otherwise it is BAD_VALUE: the host or port is wrong, or no file
+    descriptor is left."""
     where = f"{f'port {port}' if port else 'a free port'} of {host}"
     cause = f"The stack cannot listen on {where}: {error.strerror or error}."
     if error.errno == errno.EADDRINUSE:
         fix = f"Stop the process that has the port, or choose another port with {flag} (0 picks a free one)."
         return StartFailed("PORT_IN_USE", cause, fix)
     fix = f"Give an address of this machine with --host, and with {flag} a port that this user may take."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        fix = "Let this process open more files (ulimit -n), or the system (fs.file-max)."
     return StartFailed("BAD_VALUE", cause, fix)

@@ -134,8 +134,8 @@ def _error(event: events.Failed) -> StartFailed:
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
     """Read the supervisor's events to the end, so that the pipe does not fill, and call `take` with each while the
-    stack's object lives. An event that `take` cannot show, as by a pipe whose reader has ended, is passed over. Runs in
-    a thread; closes `lines` and sets `ended` at the end, also after an error."""
+    stack's object lives. If `take` raises OSError, such as for a pipe whose reader has ended, the thread goes on with
+    the next event. Runs in a thread; closes `lines` and sets `ended` at the end, also after an error."""
     try:
         with lines:
             for line in lines:

@@ -28,7 +28,7 @@ def finish(args: argparse.Namespace, report: dict[str, Any]) -> int:
 
 def write_result(path: Path, text: str, *, append: bool = False) -> None:
     """Replace the file by this text, or append the text to it; the folder is made if needed. Raises FailedPrecondition
-    if that fails. So commands print their result first."""
+    if that fails. Callers print the result before, as the error says."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if append else "w", encoding="utf-8") as file:

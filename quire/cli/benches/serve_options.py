@@ -49,7 +49,7 @@ def make_options(args: argparse.Namespace) -> ReportOptions:
 def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
     """Return the target of the load, and the server's facts (vocabulary 0: unknown). The server is asked for the model,
     or for its vocabulary, if no flag gives it. For the vocabulary, --random-vocab-size wins over --tokenizer; among the
-    fields of requests, --extra-body wins. Raises InvalidArgument for a base URL that is none, an API key that a header
+    fields of requests, --extra-body wins. Raises InvalidArgument for a malformed base URL, an API key that a header
     cannot hold, or a tokenizer's folder without its vocabulary's size. Raises Unavailable if a server that is asked
     does not answer, and FailedPrecondition if no server is named and no stack runs."""
     base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")

@@ -334,7 +334,7 @@ def test_output_that_is_a_device_or_pipe_is_refused_and_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000/v1", "http://", "http://a:b", "http://a:99999"])
-def test_base_url_that_is_none_is_refused_and_the_output_stays(
+def test_malformed_base_url_is_refused_and_the_output_stays(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "in", line("a"))

@@ -116,7 +116,7 @@ def test_no_process_starts_without_the_frames_that_were_sent_since_the_loss(monk
     assert no_socket == ("the helper's next process has no socket", "[Errno 24] too many open files")
 
 
-def test_process_that_cannot_be_started_is_none_that_was_lost() -> None:
+def test_failed_start_is_reported_without_a_process() -> None:
     lost = threading.Semaphore(0)
     kind = ProcessKind("the helper", ("/nothing/here",), ProcessFrameKind, "helper-link", lambda: None)
     link = ProcessLink(kind, Frame(ProcessFrameKind.SETUP), {}, lost.release, QUICK)
@@ -139,6 +139,8 @@ def test_process_is_started_again_in_a_worker_with_many_open_files(monkeypatch: 
         return moved
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 2048:
+        pytest.skip("the hard limit of open files is too low")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
     monkeypatch.setattr(os, "eventfd", high)
     try:

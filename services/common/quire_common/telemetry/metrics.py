@@ -79,7 +79,7 @@ def serve_metrics(address: str, probes: Probes, context: ssl.SSLContext | None =
     try:
         return MetricsServer(host, port, registry, probes, context)
     except OSError as error:
-        raise listen_error(error, "The endpoint of metrics", address, "--metrics-listen") from error
+        raise listen_error(error, "The metrics port", address, "--metrics-listen") from error
 
 
 def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:

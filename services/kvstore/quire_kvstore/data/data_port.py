@@ -125,4 +125,6 @@ def _tcp_listener(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         address, hint = join_address(host, port), "0 picks a free port, -1 opens none"
-        raise listen_error(error, "The kvstore's data port", address, "--data-port", hint) from error
+        raise listen_error(
+            error, "The kvstore's data port", address, "--data-port", hint, host_flag="--listen"
+        ) from error

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
 # The most characters that one token can have. A client that claims more text than this sends a wrong `resume`.
 _MOST_CHARACTERS = 1024
-# A prompt is not cut to leave more than this part of the context to an answer whose length is not demanded.
-_ANSWER_SHARE = 4
+# Without `max_tokens`, truncation reserves at most 1/4 of the context for the answer.
+_ANSWER_DIVISOR = 4
 
 
 def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
@@ -91,14 +91,17 @@ def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
 
 def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
     """Return the last `job.truncate_to` tokens of a prompt. None keeps all tokens. -1 keeps as many as leave room for
-    `max_tokens` of the answer, but at least one. Without `max_tokens`, the room is for its default (or one token), but
-    at most a quarter of the context."""
+    `max_tokens` of the answer, but at least one. Without `max_tokens`, -1 keeps a prompt whole that leaves room for one
+    token. A longer prompt is cut to leave room for the answer's default length (or one token), but for at most a
+    quarter of the context."""
     kept = job.truncate_to
     if kept is None:
         return ids
     if kept < 0:
+        if job.max_tokens is None and len(ids) < max_model_len:
+            return ids
         # A default only bounds the answer, and may be longer than the context.
-        answer = job.max_tokens or min(job.default_max_tokens or 1, max_model_len // _ANSWER_SHARE)
+        answer = job.max_tokens or min(job.default_max_tokens or 1, max_model_len // _ANSWER_DIVISOR)
         kept = max(max_model_len - max(answer, 1), 1)
     return ids[len(ids) - min(kept, len(ids)) :]
 

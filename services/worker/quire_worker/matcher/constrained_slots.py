@@ -40,8 +40,8 @@ class ConstrainedSlots:
             check_capable(() if self._matcher is None else (STRUCTURED_OUTPUT,), sequence.constraint)
 
     def start_matcher(self, sequence: Sequence) -> None:
-        """Start the matcher's processes if the sequence needs them. Raises Unavailable if the system refuses that: the
-        sequence has no slot yet, so that no other one is concerned."""
+        """Start the matcher's processes if the sequence needs them. Raises Unavailable if the system refuses that. The
+        sequence has no slot yet, so the error ends it alone."""
         if self._matcher is None or not _needs_masks(sequence):
             return
         try:

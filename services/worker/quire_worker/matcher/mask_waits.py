@@ -42,7 +42,7 @@ class _Wait:
     constraint: RowConstraint
     position: int
     since_s: float
-    """When it began, moved on by the times in which it was not active."""
+    """When the wait began, plus the time since then in which it was not active."""
     replay_at_s: float
     replays: int = 0
     misses: int = 0

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from quire.errors import StartFailed
-from quire.local.ports import HeldPorts
 from quire_common.config import ServiceConfig
 from quire_common.errors import ConfigError
 from quire_common.identity.tls_files import TlsFiles
@@ -21,10 +19,9 @@ from quire_common.telemetry import metrics
 from quire_common.telemetry.metrics_server import Probes
 from quire_kvstore.data import data_port
 from quire_router.front.http.server import check_port
-from tests.unit.quire_package.local.test_state import roster
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 # Of a network for documentation: nobody's address.
 NOBODYS = "192.0.2.1"
@@ -84,15 +81,3 @@ def test_cause_is_found_for_a_server_that_does_not_say_it(monkeypatch: pytest.Mo
         places = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in (NOBODYS, "127.0.0.1")]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
         assert find_listen_error(f"two.names:{port}").errno == errno.EADDRINUSE, "it goes before the other error"
-
-
-def test_stack_says_port_in_use_only_if_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(HeldPorts, "reserve", refuse)
-    stack = roster(tmp_path, port=80)
-    with pytest.raises(StartFailed, match="Permission denied") as error:
-        stack.choose_ports()
-    stack.close()
-    assert error.value.code == "BAD_VALUE" and "with --port a port that this user may take" in error.value.fix

@@ -223,7 +223,7 @@ def test_the_users_ports_are_reserved_before_free_ones_are_chosen(
 @pytest.mark.parametrize("port", [0, 7001])
 def test_host_that_is_not_this_machines_is_told_as_the_cause(tmp_path: Path, port: int) -> None:
     stack = roster(tmp_path, host="192.0.2.1", port=port)  # This address is reserved for documents.
-    with pytest.raises(StartFailed, match=r"192\.0\.2\.1: Cannot assign requested address") as error:
+    with pytest.raises(StartFailed, match=rf"192\.0\.2\.1: {os.strerror(errno.EADDRNOTAVAIL)}") as error:
         stack.choose_ports()
     stack.close()
     assert error.value.code == "BAD_VALUE" and "--host" in error.value.fix
@@ -234,3 +234,15 @@ def test_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="QUIRE_STATE_DIR") as raised:
         StateDirectory("one", tmp_path / "file").create()
     assert raised.value.code == "STATE_DIRECTORY" and "Not a directory" in raised.value.message
+
+
+def test_stack_says_port_in_use_only_if_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(HeldPorts, "reserve", refuse)
+    stack = roster(tmp_path, port=80)
+    with pytest.raises(StartFailed, match="Permission denied") as error:
+        stack.choose_ports()
+    stack.close()
+    assert error.value.code == "BAD_VALUE" and "with --port a port that this user may take" in error.value.fix

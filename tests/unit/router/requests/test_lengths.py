@@ -38,10 +38,11 @@ def test_resume_within_its_bounds_is_accepted() -> None:
         (120, None, 16, 84),
         (60, None, 100, 60),  # a bound on the answer does not cut a prompt that fits
         (60, None, 1000, 60),
+        (99, None, 1000, 99),
         (120, None, 1000, 75),
     ],
 )
-def test_bound_of_an_answer_cuts_no_prompt_to_nothing(
+def test_default_answer_length_reserves_at_most_a_quarter_of_the_context(
     prompt: int, max_tokens: int | None, default: int | None, kept: int
 ) -> None:
     job = GenerateJob("m", (TextPrompt("x"),), max_tokens=max_tokens, default_max_tokens=default, truncate_to=-1)

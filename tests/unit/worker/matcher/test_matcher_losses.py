@@ -172,7 +172,7 @@ def test_process_that_never_comes_up_ends_the_sequences_that_wait_for_it() -> No
     assert later.is_open and later.failure is None
 
 
-def test_incarnation_without_a_process_is_no_loss_of_one() -> None:
+def test_failed_starts_do_not_count_as_lost_processes() -> None:
     """The system may refuse a process for half a minute. The sequence waits for the next one, but not for ever."""
     now_s = [0.0]
     matcher = LocalMatcher(BACKEND, VOCAB, prompt=False, clock=lambda: now_s[0])

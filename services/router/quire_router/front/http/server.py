@@ -163,8 +163,9 @@ def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> s
         bound.setblocking(False)
     except OSError as error:
         bound.close()
-        address = join_address(host, port)
+        address, hint = join_address(host, port), "port 0 picks a free one"
+        host_flag = "--host" if flag == "port" else ""
         raise listen_error(
-            error, "The router's HTTP server", address, f"--{flag}", "port 0 picks a free one"
+            error, "The router's HTTP server", address, f"--{flag}", hint, host_flag=host_flag
         ) from error
     return bound
