@@ -89,8 +89,8 @@ class MaskWaits:
 
     def start_wait(self, constraint: RowConstraint) -> None:
         """Record that a sequence waits for the mask of its next token. If it waited for this position before and the
-        mask was said to be there, count a miss; after more than MOST_MISSES, the next `overdue` checks at once. If it
-        still waits for this position, nothing changes."""
+        mask was said to be there, count a miss; after more than MOST_MISSES, a check is due at once. If it still waits
+        for this position, nothing changes."""
         now_s, position = self._clock(), constraint.next_position
         wait = self._waits.get(constraint.generation)
         if wait is None or wait.position != position:
@@ -117,16 +117,16 @@ class MaskWaits:
         """Forget a sequence that has left its slot, or has failed."""
         self._waits.pop(constraint.generation, None)
 
+    def is_due(self) -> bool:
+        """Whether the waits are to be checked now: _CHECK_S after the last check, or at once for a lost mask."""
+        return self._clock() >= self._next_check_s
+
     def overdue(self) -> Iterator[tuple[RowConstraint, Verdict]]:
-        """Yield the sequences that have waited too long; checks at most every _CHECK_S. REPLAY: the mask of an open
-        sequence is overdue or lost, and is to be made again; the replay is counted, and the next one comes later.
-        GIVE_UP: that has failed MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process
-        makes no progress. All waits for one position count together."""
-        if not self._waits:
-            return
+        """Check the waits, and yield the sequences that have waited too long. REPLAY: the mask of an open sequence is
+        overdue or lost, and is to be made again; the replay is counted, and the next one comes later. GIVE_UP: that has
+        failed MOST_REPLAYS times, or the wait exceeds MOST_WAIT_S, or SILENT_S while the process makes no progress. All
+        waits for one position count together."""
         now_s = self._clock()
-        if now_s < self._next_check_s:
-            return
         self._next_check_s = now_s + _CHECK_S
         is_silent = now_s - self._progress_s > SILENT_S
         for wait in list(self._waits.values()):

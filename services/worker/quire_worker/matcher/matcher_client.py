@@ -206,9 +206,9 @@ class MatcherClient:
         self._send_opens()
 
     def poll(self) -> bool:
-        """Process the frames that have come and the loss of the process, and replay or fail sequences whose masks are
-        overdue. A process that sends nonsense is given up. The metrics of masks are updated. Returns whether `is_ready`
-        or `failure` of a sequence may have changed since the last call."""
+        """Process the frames that have come and the loss of the process. Several times a second, also replay or fail
+        sequences whose masks are overdue, and update the metrics of masks. A process that sends nonsense is given up.
+        Returns whether `is_ready` or `failure` of a sequence may have changed since the last call."""
         while self._link is not None and (frame := self._link.take_frame()) is not None:
             if isinstance(frame, ProcessLost):
                 self._reopen_all(had_process=frame.had_process)
@@ -218,10 +218,10 @@ class MatcherClient:
                 except (WireError, ValueError) as error:
                     self._link.give_up(self._incarnation, f"it sends nonsense: {error}")
             self._send_opens()
-        masks = self._ring.mask_totals
-        self._waits.record_progress(masks[0])
-        self._check_waits()
-        self._metrics.record_masks(masks)
+        if self._waits.is_due():
+            self._metrics.record_masks(self._ring.mask_totals)
+            self._waits.record_progress(self._ring.mask_totals[0])
+            self._check_waits()
         changed, self._changed = self._changed, False
         return changed
 

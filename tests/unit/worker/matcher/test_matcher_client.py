@@ -397,3 +397,21 @@ def test_metrics_count_the_replays_of_masks_that_did_not_come() -> None:
         assert held(matcher, row, 0)
         take_all(matcher)
     assert sample("mask_replays_total") == before + 1
+
+
+def test_metrics_of_masks_are_updated_several_times_a_second_and_not_at_each_poll() -> None:
+    """A step with grammars polls each of up to eight processes twice."""
+    now_s = [0.0]
+    matcher = LocalMatcher(BACKEND, VOCAB, 1, clock=lambda: now_s[0])
+    row = open_row(matcher)
+    take_all(matcher)
+    masks = sample("masks_total")
+    now_s[0] = 1.0
+    matcher.client.poll()
+    keep(row, A)
+    assert matcher.client.mask_totals[0] == 1
+    matcher.client.poll()
+    assert sample("masks_total") == masks
+    now_s[0] = 1.3
+    matcher.client.poll()
+    assert sample("masks_total") == masks + 1
