@@ -50,12 +50,8 @@ def main() -> None:
             spec = {"replicas": 0, "prefill": 1, "decode": 1, "flags": _FLAGS}
             with start_services(path, "first-transfer", MODEL, **spec) as services:
                 time.sleep(options.pause_s)
-                took[path].append(
-                    [
-                        ask(services.grpc, rng.integers(10, 250, options.prompt).tolist())
-                        for _ in range(options.requests)
-                    ]
-                )
+                prompts = rng.integers(10, 250, (options.requests, options.prompt)).tolist()
+                took[path].append([ask(services.grpc, prompt) for prompt in prompts])
     for path, rounds in took.items():
         print(f"{path.name}: ms to the first token, and to the second; median (least - most) of {len(rounds)} rounds")
         for at in range(options.requests):

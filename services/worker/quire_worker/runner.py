@@ -41,7 +41,7 @@ class ModelRunner:
         scores are computed if asked for."""
         begin = time.perf_counter_ns()
         samples = samples_of(batch)
-        # To replay a recorded pass saves more.
+        # A recorded pass, if there is one, has all rows: its replay saves more than fewer rows would.
         large = batch.token.size > max(self.decoder.ops.max_recorded_rows, 2 * samples.row.size)
         only_sampled = large and not batch.scores
         hidden, prepared = self._forward(batch, self._index(samples.row) if only_sampled else None)

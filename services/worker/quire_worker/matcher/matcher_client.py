@@ -219,8 +219,8 @@ class MatcherClient:
                     self._link.give_up(self._incarnation, f"it sends nonsense: {error}")
             self._send_opens()
         if self._waits.is_due():
-            self._metrics.record_masks(self._ring.mask_totals)
-            self._waits.record_progress(self._ring.mask_totals[0])
+            self._metrics.record_masks(made := self._ring.mask_totals)
+            self._waits.record_progress(made[0])
             self._check_waits()
         changed, self._changed = self._changed, False
         return changed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -20,10 +19,7 @@ from quire_common.telemetry.metrics_server import Probes
 from quire_kvstore.data import data_port
 from quire_router.front.http.server import check_port
 
-if TYPE_CHECKING:
-    pass
-
-# Of a network for documentation: nobody's address.
+# This address belongs to a network for documentation, so no host has it.
 NOBODYS = "192.0.2.1"
 NOT_HERE = os.strerror(errno.EADDRNOTAVAIL)
 
@@ -70,6 +66,17 @@ def test_only_a_port_of_another_process_is_in_use(bind: object) -> None:
             with pytest.raises(ConfigError, match=cause) as error:
                 bind(f"{host}:{taken.getsockname()[1]}")  # type: ignore[operator]  # one of the functions above
             assert error.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("bind", "flags"), [(bind_data, ("--listen", "--data-port")), (bind_http, ("--host", "--port"))]
+)
+def test_fix_names_the_option_of_the_host_and_that_of_the_port(bind: object, flags: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        bind(f"{NOBODYS}:0")  # type: ignore[operator]  # one of the functions above
+    host, port = flags
+    wanted = f"Choose an address of this host with {host}, and a port that this user may open with {port} ("
+    assert error.value.fix.startswith(wanted)
 
 
 def test_cause_is_found_for_a_server_that_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,13 +236,37 @@ def test_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
     assert raised.value.code == "STATE_DIRECTORY" and "Not a directory" in raised.value.message
 
 
-def test_stack_says_port_in_use_only_if_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EACCES, "with --port a port that this user may take"), (errno.EMFILE, "Let this process open more files")],
+)
+def test_stack_says_port_in_use_only_if_it_is(
+    number: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(HeldPorts, "reserve", refuse)
     stack = roster(tmp_path, port=80)
-    with pytest.raises(StartFailed, match="Permission denied") as error:
+    with pytest.raises(StartFailed, match=os.strerror(number)) as error:
         stack.choose_ports()
     stack.close()
-    assert error.value.code == "BAD_VALUE" and "with --port a port that this user may take" in error.value.fix
+    assert error.value.code == "BAD_VALUE" and fix in error.value.fix
+
+
+def test_first_failure_in_a_row_to_write_the_state_file_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = [True, True, False, True]
+
+    def write(*_: object) -> None:
+        if full.pop(0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(StateDirectory, "write", write)
+    stack = roster(tmp_path)
+    logged = []
+    for _ in range(4):
+        stack._write()
+        logged.append(os.strerror(errno.ENOSPC) in capsys.readouterr().err)
+    assert logged == [True, False, False, True]

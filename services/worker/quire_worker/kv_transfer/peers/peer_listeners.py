@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 OFF = "off"
 _ANY_HOST = ("0.0.0.0", "::")
-# Of networks for documentation: nobody's.
+# These addresses belong to networks for documentation, so no host has them.
 _ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 # All pulls of another worker may begin at once.
 _BACKLOG = 256

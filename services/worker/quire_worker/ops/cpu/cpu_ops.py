@@ -39,8 +39,6 @@ from quire_worker.ops.weight import TiledWeight, Tiles, Weight
 from quire_worker.sampling.columns import SamplingColumns
 
 _X_ARGUMENT, _ROWS_ARGUMENT, _OUT_ARGUMENT = (LINEAR_ARGUMENTS.index(name) for name in ("x", "rows", "out"))
-_MAX_TAPE_ROWS: Final = 64
-"""Steps of more rows are not recorded. They compute so long that Python between the kernels costs little."""
 _PARTS_PER_THREAD: Final = 4
 """Parts of a step's attention for each thread. There are several, so that threads end at about the same time."""
 _PAIR_COST_NS: Final = 8
@@ -53,7 +51,8 @@ class CpuOps:
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._torch_ops = TorchOps(shape, page_size)
         self.row_multiple = 1
-        self.max_recorded_rows = _MAX_TAPE_ROWS
+        # Steps of more rows compute so long that Python between the kernels costs little.
+        self.max_recorded_rows = 64
         self.batch_invariant = True
         self._linear_jobs: dict[int, tuple[TiledWeight, list[_LinearJob]]] = {}
         self._embedding_jobs: dict[int, Job] = {}
@@ -116,7 +115,7 @@ class CpuOps:
             """Replay the tape for the step's number of rows and threads. Without a valid tape, run and record the pass;
             a recording that replaced scratch buffers itself is not kept. A replay returns the tensors of the recorded
             pass, which the next pass overwrites. Call `run` if the step or its tape cannot be replayed."""
-            if plan.rows > _MAX_TAPE_ROWS or plan.rows > plan.real_rows:
+            if plan.rows > self.max_recorded_rows or plan.rows > plan.real_rows:
                 return run(token, pages, plan)
             tape_key, buffer_version = (plan.rows, torch.get_num_threads()), (self._scratch.replaced, pages.data_ptr())
             tape = tapes.get(tape_key)
