@@ -4,6 +4,7 @@ scraped."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import HistogramMetricFamily
@@ -15,10 +16,12 @@ from quire_router.sequences.delta import FINISH_NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from prometheus_client import Counter
+
 ITL_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
-requests = metrics.counter("quire_router_requests_total", "Requests that ended.", ("route", "code"))
+_requests = metrics.counter("quire_router_requests_total", "Requests that ended.", ("route", "code"))
 in_flight = metrics.gauge("quire_router_sequences_in_flight", "Sequences that were admitted and have not ended.")
 detokenize_backlog = metrics.gauge(
     "quire_router_detokenize_backlog_steps", "Engine steps that wait for a tokenizer's stream."
@@ -159,11 +162,31 @@ _tenant_requests = metrics.counter("quire_router_tenant_requests_total", "Reques
 _tenant_tokens = metrics.counter("quire_router_tenant_tokens_total", "Tokens of these requests.", ("tenant", "kind"))
 
 
-def count_tenant(tenant_name: str, prompt_tokens: int, generation_tokens: int) -> None:
-    """Count a request of the tenant that has ended."""
-    _tenant_requests.labels(tenant_name).inc()
-    _tenant_tokens.labels(tenant_name, "prompt").inc(prompt_tokens)
-    _tenant_tokens.labels(tenant_name, "generation").inc(generation_tokens)
+@cache
+def requests_of(route: str, status: int) -> Counter:
+    """Return the count of requests to this route that ended with this status. The first call makes it."""
+    return _requests.labels(route, str(status))
+
+
+class TenantMetrics:
+    """The metrics of one tenant's requests. The constructor makes all of them, with the value 0."""
+
+    def __init__(self, tenant_name: str) -> None:
+        self._requests = _tenant_requests.labels(tenant_name)
+        self._prompt_tokens = _tenant_tokens.labels(tenant_name, "prompt")
+        self._generation_tokens = _tenant_tokens.labels(tenant_name, "generation")
+
+    def request_ended(self, prompt_tokens: int, generation_tokens: int) -> None:
+        """Count a request that has ended."""
+        self._requests.inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc(generation_tokens)
+
+
+@cache
+def of_tenant(tenant_name: str) -> TenantMetrics:
+    """Return the metrics of the tenant with this name. The first call makes them, with the value 0."""
+    return TenantMetrics(tenant_name)
 
 
 def shed(error: QuireError, tenant_name: str) -> None:
@@ -245,12 +268,7 @@ class ModelMetrics:
         self._finished[reason].inc()
 
 
-_by_model: dict[str, ModelMetrics] = {}
-
-
+@cache
 def of_model(model: str) -> ModelMetrics:
     """Return the metrics of this model, given the engines' name of it. The first call makes them, with the value 0."""
-    found = _by_model.get(model)
-    if found is None:
-        found = _by_model[model] = ModelMetrics(model)
-    return found
+    return ModelMetrics(model)

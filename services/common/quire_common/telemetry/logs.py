@@ -124,8 +124,10 @@ def identity() -> tuple[str, str]:
 def bind_request_id(value: str | bytes | None) -> contextvars.Token[str]:
     """Set the request id of this context. Since it comes from a peer, it is cut to 128 characters, and others than
     printable ASCII are removed. Returns the token that resets it."""
-    text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""
-    return request_id.set("".join(c for c in text[:_MAX_ID] if c.isascii() and c.isprintable()))
+    text = (value.decode("ascii", "replace") if isinstance(value, bytes) else value or "")[:_MAX_ID]
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(c for c in text if c.isascii() and c.isprintable())
+    return request_id.set(text)
 
 
 class JsonFormatter(logging.Formatter):

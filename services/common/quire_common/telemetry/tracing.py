@@ -59,6 +59,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 # The header of a parent as Quire's services write it.
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _FAILED = Status(StatusCode.ERROR)
+_NO_CONTEXT = Context()
+_NO_SPAN = contextlib.nullcontext(trace.INVALID_SPAN)
 _recorder: SpanRecorder | None = None
 
 
@@ -140,20 +142,30 @@ def start_span(
     return recorder.start_span(name, parent, kind, attributes)
 
 
-@contextlib.contextmanager
 def span(
     name: str,
     *,
     parent: Context | None = None,
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
-) -> Iterator[Span]:
+) -> contextlib.AbstractContextManager[Span]:
     """Context manager: yield a new span, below `parent` (None: the current span), which is the current one inside the
     block and ends with it. An exception gives it the error status, with the exception's class name, and passes through.
     Without tracing, the span records nothing."""
-    if (recorder := _recorder) is None:
-        yield trace.INVALID_SPAN
-        return
+    if _recorder is None:
+        return _NO_SPAN
+    return _as_current(_recorder, name, parent, kind, attributes)
+
+
+@contextlib.contextmanager
+def _as_current(
+    recorder: SpanRecorder,
+    name: str,
+    parent: Context | None,
+    kind: SpanKind,
+    attributes: Mapping[str, str | bool | int | float] | None,
+) -> Iterator[Span]:
+    """Do `span` with tracing."""
     current = recorder.start_span(name, parent, kind, attributes)
     token = otel_context.attach(trace.set_span_in_context(current))
     try:
@@ -194,8 +206,9 @@ def mark_error(failed: Span, error_type: str) -> None:
 
 
 def context_of(parent: Span) -> Context:
-    """A context whose current span is the given one: for `parent=` and `record_span`."""
-    return trace.set_span_in_context(parent)
+    """A context whose current span is the given one: for `parent=` and `record_span`. Without tracing, an empty
+    context."""
+    return _NO_CONTEXT if _recorder is None else trace.set_span_in_context(parent)
 
 
 def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> None:

@@ -34,7 +34,7 @@ class Catalog:
     def served(self, limits: KeyLimits) -> list[ServedModel]:
         """Return all models that a key with these limits may use, one entry per name. The list is empty until an engine
         has reported a model."""
-        return [served for served in self._all() if limits.allow_model(served.name)]
+        return _allowed(self._all(), limits)
 
     def public_name(self, model: str) -> str:
         """Return the first name under which clients can use the model whose own name is `model`. Returns `model` itself
@@ -46,9 +46,13 @@ class Catalog:
         names for which `resolve` finds the models. '' is the first model that the key may use, not always the router's
         first; it is missing if that model has no defaults."""
         served = self.served(limits)
-        first = [("", each) for each in served[:1]]
-        named = [(each.name, each) for each in reversed(served)]
-        return {name: each.model.sampling_defaults for name, each in named + first if each.model.sampling_defaults}
+        found: dict[str, SamplingDefaults] = {}
+        for each in reversed(served):
+            if each.model.sampling_defaults:
+                found[each.name] = each.model.sampling_defaults
+        if served and served[0].model.sampling_defaults:
+            found[""] = served[0].model.sampling_defaults
+        return found
 
     def resolve(self, name: str, limits: KeyLimits) -> ServedModel:
         """Return the model with this name; '' means the first model that a key with these limits may use. Raises
@@ -57,7 +61,7 @@ class Catalog:
         everything = self._all()
         if not everything:
             raise no_replica()
-        served = self.served(limits)
+        served = _allowed(everything, limits)
         if (not name and not served) or (name and not limits.allow_model(name) and name in _names(everything)):
             raise PermissionDenied(
                 "MODEL_NOT_ALLOWED",
@@ -85,6 +89,11 @@ class Catalog:
         if self._names and models:
             return [ServedModel(name, models[0]) for name in self._names]
         return [ServedModel(model.name, model) for model in models]
+
+
+def _allowed(served: list[ServedModel], limits: KeyLimits) -> list[ServedModel]:
+    """Return those models that a key with these limits may use."""
+    return [each for each in served if limits.allow_model(each.name)] if limits.models else served
 
 
 def _names(served: Sequence[ServedModel]) -> list[str]:

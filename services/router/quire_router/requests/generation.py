@@ -87,8 +87,8 @@ class Generation:
         prompt logprobs, also those of the prompts and of their logprobs. With streamed logprobs, waits for its share of
         the event loop, too. Returns an empty list if the output was dropped meanwhile (see `abandon`).
 
-        Call only while `running`. Raises the QuireError that ended the job, after the last deltas, and the tokenizer's
-        QuireError.
+        Call only while `running`. If `listens` is True, a call that is cancelled loses no output. Raises the QuireError
+        that ended the job, after the last deltas, and the tokenizer's QuireError.
         """
         await self._delta_queue.wait()
         if self._most_tokens is not None:
@@ -204,42 +204,39 @@ class Generation:
         """Return the tokens used so far. Prompt tokens and cached tokens count once per prompt. Completion tokens count
         when their text has come, for all sequences, with those of a stream that the client resumes; a `prompt_only` job
         has none, and no reasoning tokens."""
-        prompts = self.sequences[:: self.job.siblings]
-        answers = [] if self.job.prompt_only else self.sequences
-        return Usage(
-            prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
-            completion_tokens=sum(one.text.confirmed for one in answers),
-            cached_tokens=sum(sequence.engine.cached_tokens for sequence in prompts),
-            reasoning_tokens=sum(one.text.reasoning_tokens for one in answers),
-        )
+        prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
+        for sequence in self.sequences[:: self.job.siblings]:
+            prompt_tokens += len(sequence.spec.prompt_ids)
+            cached_tokens += sequence.engine.cached_tokens
+        if not self.job.prompt_only:
+            for sequence in self.sequences:
+                completion_tokens += sequence.text.confirmed
+                reasoning_tokens += sequence.text.reasoning_tokens
+        return Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
     def timings(self) -> list[HopTiming]:
         """Return how long each phase of each service took: the router's own phases first, of which `total` lasts until
         now, so that it grows with each call. The times of migrations, detokenizing, engines and KV routes are sums over
         all sequences; the last two by service, phase and instance."""
         total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
-        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-        routes = [sequence.kv.route for sequence in self.sequences if sequence.kv.route is not None]
-        accounts = [*(route.timings() for route in routes), *(sequence.engine.timings for sequence in self.sequences)]
-        for timing in (timing for hops in accounts for timing in hops):
-            key = timing.service, timing.phase, timing.instance
-            us, count = sums.get(key, (0, 0))
-            sums[key] = (us + timing.us, count + timing.count)
-        detokenize_us = int(sum(sequence.text.detokenize_us for sequence in self.sequences))
-        detokenize_rows = sum(sequence.text.detokenize_rows for sequence in self.sequences)
-        histories = [
-            sequence.migration_history
-            for sequence in self.sequences
-            if sequence.migration_history is not None and sequence.migration_history.times
-        ]
-        moved_us, moved = sum(one.total_us for one in histories), sum(one.times for one in histories)
-        return [
-            *self.router_timings,
-            *([HopTiming("router", "migrate", moved_us, moved)] if moved else []),
-            HopTiming("router", "total", total_us),
-            HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
-            *(HopTiming(service, phase, *sums[service, phase, who], who) for service, phase, who in sums),
-        ]
+        routes, engines = list[HopTiming](), list[HopTiming]()
+        moved_us = moved = detokenize_rows = 0
+        detokenize_us = 0.0
+        for sequence in self.sequences:
+            if sequence.kv.route is not None:
+                routes += sequence.kv.route.timings()
+            engines += sequence.engine.timings
+            detokenize_us += sequence.text.detokenize_us
+            detokenize_rows += sequence.text.detokenize_rows
+            if sequence.migration_history is not None:
+                moved_us += sequence.migration_history.total_us
+                moved += sequence.migration_history.times
+        timings = [*self.router_timings]
+        if moved:
+            timings.append(HopTiming("router", "migrate", moved_us, moved))
+        timings.append(HopTiming("router", "total", total_us))
+        timings.append(HopTiming("tokenizer", "detokenize", int(detokenize_us), detokenize_rows))
+        return timings + _summed(routes + engines)
 
     def close(self) -> None:
         """End the generation: abort sequences that still run, call `release`, and record metrics and the trace.
@@ -300,7 +297,7 @@ class Generation:
 
     def _count_request(self, usage: Usage, now_ns: int, first_ns: int, reasons: Sequence[str]) -> None:
         """Record a request's tokens, latencies and finish reasons in the metrics."""
-        metrics.count_tenant(self.caller.tenant_name, usage.prompt_tokens, usage.completion_tokens)
+        metrics.of_tenant(self.caller.tenant_name).request_ended(usage.prompt_tokens, usage.completion_tokens)
         counts = metrics.of_model(self.served.model.name)
         counts.cached_tokens.inc(usage.cached_tokens)
         counts.generation_tokens.inc(usage.completion_tokens)
@@ -316,6 +313,20 @@ class Generation:
                 counts.tpot.observe(seconds)
         for reason in reasons:
             counts.sequence_finished(reason)
+
+
+def _summed(timings: Sequence[HopTiming]) -> list[HopTiming]:
+    """Return one timing for each service, phase and instance, with the sums of its times and counts, in the order of
+    the first ones."""
+    sums: dict[tuple[str, str, str], HopTiming] = {}
+    for one in timings:
+        key = one.service, one.phase, one.instance
+        known = sums.get(key)
+        if known is None:
+            sums[key] = one
+        else:
+            sums[key] = HopTiming(one.service, one.phase, known.us + one.us, known.count + one.count, one.instance)
+    return list(sums.values())
 
 
 def _emptied(delta: Delta) -> Delta:

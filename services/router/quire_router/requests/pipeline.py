@@ -260,7 +260,8 @@ class Pipeline:
         tokenizer refuses or fails.
         """
         job = await self._resolve_words(job, context)
-        check_known(job.sampling.processors, processors_in(served.model.capabilities))
+        if job.sampling.processors:
+            check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.structure is not None:
             check_structured(served.model.capabilities, job.structure)
         if job.thinking_tokens is not None:

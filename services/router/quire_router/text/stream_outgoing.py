@@ -144,12 +144,13 @@ class DetokenizeOutgoing:
         this answer completes the open of a suspect, returns the suspect, unless it has left the session; otherwise
         returns None. Raises IndexError if no message is unanswered."""
         self._opening_bytes -= self._unanswered.popleft()[1]
-        self._wake.set()  # there may be room for more opens, or for what waited for the last answer
+        if self._opening or self._rows or self._closes:
+            # There may be room for more opens, or for messages that waited for the answer to a suspect's.
+            self._wake.set()
         opening = self._opening_suspect
         if opening is None or not self._suspect_in_flight:
             return None
         self._suspect_in_flight = False
-        self._wake.set()
         if not opening.done:
             return None
         self._opening_suspect = None
@@ -191,9 +192,6 @@ class DetokenizeOutgoing:
             if sequence is not None:
                 sequence.text.add_rows(count)
 
-    def _suspect_waits(self) -> bool:
-        return self._opening_suspect is not None or bool(self._suspects)
-
     def _next(self) -> tb.DetokenizeRequest | None:
         """Make the next message: the oldest step's rows, then short opens, a part of one long open, and, if no rows are
         left, all closes. Returns None if nothing is queued, or if answers must come first.
@@ -206,7 +204,8 @@ class DetokenizeOutgoing:
             return None
         opens = bool(self._short or self._long) and self._opening_bytes < _MOST_OPENING_BYTES
         others = bool(opens or self._rows or self._closes)
-        if self._suspect_waits() and not (self._others_next and others):
+        suspect_waits = self._opening_suspect is not None or self._suspects
+        if suspect_waits and not (self._others_next and others):
             return None if self._unanswered else self._open_suspect()
         if not others:
             return None

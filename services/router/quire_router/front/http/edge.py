@@ -193,7 +193,7 @@ class Edge:
     def _count(route: str, status: int, arrived_ns: int) -> None:
         """Count the request by route and status. A request to a known route below /v1/ is also logged with its
         duration."""
-        metrics.requests.labels(route, str(status)).inc()
+        metrics.requests_of(route, status).inc()
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
@@ -238,9 +238,13 @@ def _counts(method: str, path: str) -> bool:
 def _authorization(scope: Scope) -> str:
     """Return the credential as a bearer token, from `Authorization` or Anthropic's `x-api-key`. Returns '' if there is
     none, or if there are several different ones, since a proxy in front of the router may have checked another one."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
-    return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""
+    credentials: set[bytes] = set()
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            credentials.add(value)
+        elif name == b"x-api-key":
+            credentials.add(b"Bearer " + value)
+    return credentials.pop().decode("utf-8", "surrogateescape") if len(credentials) == 1 else ""
 
 
 def _bounded(header: str) -> str:

@@ -4,7 +4,6 @@ of them share."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.sequence import unsupported
@@ -20,6 +19,7 @@ from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import Self
 
     from starlette.types import Receive, Scope, Send
 
@@ -94,7 +94,7 @@ class Serving:
         it fails before anything was sent; a later failure becomes the stream's last event."""
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
-        async with _watching(receive) as watch:
+        with _Watch(receive) as watch:
             if parsed.job.beams:
                 search = self._beams.run(parsed.job, caller, exchange.arrived_ns)
                 generation, deltas = await watch.unless_gone(search)
@@ -154,12 +154,21 @@ class Invocations:
 
 
 class _Watch:
-    """Notices when the client leaves, and then ends the work for it."""
+    """Notices when the client leaves, and then ends the work for it. A task watches the connection for as long as the
+    `with` block lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
         self._gone = False
         self._starting: asyncio.Task[Any] | None = None
         self._generation: Generation | None = None
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """Await `work` and return its result. If the client leaves meanwhile, `work` is cancelled and Aborted
@@ -181,24 +190,13 @@ class _Watch:
         if self._gone:
             generation.abandon(client_gone())
 
-    async def run(self, receive: Receive) -> None:
-        """Wait until the client leaves. Then cancel the work that `unless_gone` awaits, and abandon the generation. At
-        the end of an answer this happens too, and does no harm."""
-        while (await receive())["type"] != "http.disconnect":
+    async def _run(self) -> None:
+        """Wait until the client leaves or the answer has ended. Then cancel the work that `unless_gone` awaits, and
+        abandon the generation, unless it has ended."""
+        while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
         if self._starting is not None:
             self._starting.cancel()
-        if self._generation is not None:
+        if self._generation is not None and self._generation.running:
             self._generation.abandon(client_gone())
-
-
-@contextlib.asynccontextmanager
-async def _watching(receive: Receive) -> Any:
-    """Yield a new _Watch, and let it watch the connection in a task for as long as the `with` block lasts."""
-    watch = _Watch()
-    task = asyncio.create_task(watch.run(receive))
-    try:
-        yield watch
-    finally:
-        task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _CYCLE = "quire.cycle"
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+# Between a header's name and its value, and after it: ": " and a line break.
+_SEPARATOR_BYTES = 4
 _TOO_LARGE = "HEAD_TOO_LARGE", "Request head too large."
 _TOO_SLOW = "HEAD_TOO_SLOW", "Request head too slow."
 
@@ -99,7 +102,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop the head's timer, and store the request's cycle in its scope, for `chunk_writer`. A head of more than
         64 KiB is refused, even if it came in one piece. After `begin_last_answers`, the connection closes after this
         answer."""
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+        header_bytes = sum(map(len, chain.from_iterable(self.headers))) + _SEPARATOR_BYTES * len(self.headers)
+        if len(self.url) + header_bytes > MAX_HEAD_BYTES:
             self._refuse(*_TOO_LARGE)
             raise _HeadTooLarge
         super().on_headers_complete()

@@ -10,7 +10,7 @@ A client that waits for long gets a comment from time to time, so that no proxy 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError
 from quire_router.front.http.protocol import chunk_writer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quire_router.front.http.formats.answer_format import AnswerFormat
     from quire_router.front.http.protocol import ChunkWriter
     from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,7 +33,6 @@ _HEADERS = [
 
 
 PING = b": ping\n\n"
-T = TypeVar("T")
 
 
 async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
@@ -56,7 +56,7 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
         await send({"type": "http.response.body", "body": PING, "more_body": True})
 
     try:
-        deltas = await _await_with_pings(generation.next_deltas(), ping, ping_s)
+        deltas = await _next_deltas(generation, ping, ping_s)
     except QuireError as error:
         if not started:
             raise
@@ -92,18 +92,33 @@ async def _relay(
     """Send deltas through ASGI as they come, with a comment while none come for `ping_s`. Returns the frames of the
     last deltas, which are not sent yet. Raises the QuireError that ended the job."""
     while True:
-        frames = b"".join(map(answer.frame, await _await_with_pings(generation.next_deltas(), ping, ping_s)))
+        frames = b"".join(map(answer.frame, await _next_deltas(generation, ping, ping_s)))
         if not generation.running:
             return frames
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
-async def _await_with_pings(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
-    """Await and return a result. Each time that `ping_s` seconds pass meanwhile (0: never), call `ping`. If the caller
-    is cancelled, so is `awaited`."""
+async def _next_deltas(generation: Generation, ping: Callable[[], Awaitable[None]], ping_s: float) -> list[Delta]:
+    """Wait for the next deltas and return them. Each time that `ping_s` seconds pass meanwhile (0: never), call
+    `ping`."""
     if not ping_s:
-        return await awaited
-    task = asyncio.ensure_future(awaited)
+        return await generation.next_deltas()
+    if not generation.listens:
+        return await _next_deltas_of_task(generation, ping, ping_s)
+    while True:
+        try:
+            async with asyncio.timeout(ping_s):
+                return await generation.next_deltas()
+        except TimeoutError:
+            await ping()
+
+
+async def _next_deltas_of_task(
+    generation: Generation, ping: Callable[[], Awaitable[None]], ping_s: float
+) -> list[Delta]:
+    """Do `_next_deltas` for deltas with logprobs. A task waits for them, because `next_deltas` must not be cancelled
+    while it fetches the bytes of their tokens: the deltas would be lost."""
+    task = asyncio.ensure_future(generation.next_deltas())
     try:
         while not (await asyncio.wait((task,), timeout=ping_s))[0]:
             await ping()

@@ -40,7 +40,9 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
 def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
     """Convert the object `repetition_detection`; None if it is missing or both its sizes are 0, as in vLLM. Raises
     InvalidArgument for unknown or wrong fields, and for sizes and counts out of bounds."""
-    values = check_fields(asked or {}, REPETITION)
+    if asked is None:
+        return None
+    values = check_fields(asked, REPETITION)
     if not values["max_pattern_size"] and not values["min_pattern_size"]:
         return None
     detection = RepetitionDetection(values["max_pattern_size"], values["min_pattern_size"], values["min_count"])

@@ -29,7 +29,9 @@ def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, strea
     `do_remote_prefill`, the job's pages are pulled from a source. Unchanged if `asked` sets neither. Raises
     InvalidArgument for unknown or wrong fields, for both together, for several prompts or beams, for a bad source, and
     for an export that `check_export` refuses, as that of a `stream`."""
-    values = check_fields(asked or {}, KV_TRANSFER)
+    if asked is None:
+        return job
+    values = check_fields(asked, KV_TRANSFER)
     export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
     if not export and not pulls:
         return job

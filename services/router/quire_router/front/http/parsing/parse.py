@@ -69,7 +69,7 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     job = with_best_of(job, values["best_of"], limits, stream=parsed.stream)
     if job.kv_export:
         check_export(job, stream=parsed.stream)
-    return replace(parsed, job=job)
+    return parsed if job is parsed.job else replace(parsed, job=job)
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
