@@ -3,7 +3,7 @@ key."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire_common.request_parameters import MAX_INT32
 
@@ -50,6 +50,9 @@ class KeyLimits:
         return not self.models or name in self.models
 
 
+NO_LIMITS = KeyLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The caller. `tenant` names caches, queues and limits. Two keys of one name are one tenant, so that keys can be
@@ -58,7 +61,7 @@ class Principal:
     tenant: str = ""
     name: str = ""
     scopes: frozenset[str] = frozenset(SCOPES)
-    limits: KeyLimits = field(default_factory=KeyLimits)
+    limits: KeyLimits = NO_LIMITS
 
     @property
     def tenant_name(self) -> str:

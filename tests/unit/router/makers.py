@@ -52,5 +52,14 @@ def make_generation(job: GenerateJob, loop_budget: LoopBudget | None = None) -> 
     span = tracing.start_span("x")
     served = ServedModel("m", MODEL)
     return Generation(
-        job, Caller("r"), served, sequences, delta_queue, bytes_of, loop_budget or LoopBudget(), 0, lambda: None, span
+        job,
+        Caller("r"),
+        served,
+        sequences,
+        delta_queue,
+        bytes_of,
+        loop_budget or LoopBudget(),
+        0,
+        lambda usage: None,
+        span,
     )

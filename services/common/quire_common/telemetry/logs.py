@@ -84,8 +84,11 @@ class Log:
         return self._logger.isEnabledFor(logging.getLevelNamesMapping()[level.upper()])
 
     def _log(self, level: int, message: str, fields: dict[str, Any], exc_info: bool = False) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", message, extra={"fields": fields}, exc_info=exc_info)
+        logger = self._logger
+        if logger.isEnabledFor(level):
+            # Not `logger.log`: it would look for the calling line in the stack, and no line of the log shows that.
+            error = sys.exc_info() if exc_info else None
+            logger.handle(logger.makeRecord(logger.name, level, "", 0, message, (), error, extra={"fields": fields}))
 
 
 def get_logger(name: str) -> Log:

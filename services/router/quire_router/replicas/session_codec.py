@@ -34,17 +34,17 @@ def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep
     tokens, failures, pulls and prefills. A ticket that cannot be read is logged and becomes None. Raises
     InvalidArgument for a column that cannot be read, and for columns of rows or logprobs that contradict each
     other."""
-    finished = message.finished
-    prefilled = message.prefilled
+    finished, prefilled = message.finished, message.prefilled
+    # Most messages have rows and nothing else.
     return SessionStep(
-        [_admitted(one) for one in message.admitted],
+        [_admitted(one) for one in message.admitted] if message.admitted else (),
         prompt_logprobs_from_pb(message.prompt_logprobs) if message.HasField("prompt_logprobs") else (),
-        [_finished(one, instance) for one in finished],
+        [_finished(one, instance) for one in finished] if finished else (),
         _rows(message) if message.handle else None,
-        [Failed(one.handle, from_message(one.error)) for one in message.failed],
-        [_pulled(one, instance) for one in message.pulled],
+        [Failed(one.handle, from_message(one.error)) for one in message.failed] if message.failed else (),
+        [_pulled(one, instance) for one in message.pulled] if message.pulled else (),
         list(_prefills(finished, prefilled)) if finished or prefilled else (),
-        [Prefilled(one.handle, _hop_timings(one.timings, instance)) for one in prefilled],
+        [Prefilled(one.handle, _hop_timings(one.timings, instance)) for one in prefilled] if prefilled else (),
     )
 
 

@@ -115,7 +115,7 @@ class BeamSearch:
             self._token_bytes,
             self._pipeline.loop_budget,
             arrived_ns,
-            lambda: self._pipeline.charge(caller.tenant, costs.completion_tokens),
+            lambda usage: self._pipeline.charge(caller.tenant, usage.completion_tokens),
             span,
         )
         generation.costs = costs

@@ -46,7 +46,7 @@ class Generation:
         token_bytes: TokenBytes,
         loop_budget: LoopBudget,
         arrived_ns: int,
-        release: Callable[[], None],
+        release: Callable[[Usage], None],
         span: tracing.Span,
         *,
         counted: bool = True,
@@ -67,7 +67,7 @@ class Generation:
         # When the request arrived: `time.monotonic_ns()`.
         self.arrived_ns = arrived_ns
         self._delta_queue = delta_queue
-        self._release: Callable[[], None] | None = release
+        self._release: Callable[[Usage], None] | None = release
         self._span = span
         self._counted = counted
         self._wants_logprobs = job.sampling.logprobs >= 0 and job.wants.logprobs
@@ -78,8 +78,7 @@ class Generation:
         self._deadline: asyncio.TimerHandle | None = None
         left_s = time_left_s(caller, arrived_ns)
         if left_s is not None:
-            loop, error = asyncio.get_running_loop(), request_timeout(caller.timeout_s)
-            self._deadline = loop.call_later(max(0.0, left_s), self.cancel, error)
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self._time_out)
 
     async def next_deltas(self) -> list[Delta]:
         """Wait for new output and return it, one delta per sequence that has some. Lowers `running` by the sequences
@@ -194,6 +193,10 @@ class Generation:
         self._delta_queue.fail(error)
         self._abort()
 
+    def _time_out(self) -> None:
+        """End the generation at its deadline."""
+        self.cancel(request_timeout(self.caller.timeout_s))
+
     def abandon(self, error: QuireError) -> None:
         """Abort all sequences because the client has left. Output that waits is dropped, and `next_deltas` next raises
         `error`, or an earlier error that ended the job."""
@@ -240,15 +243,16 @@ class Generation:
 
     def close(self) -> None:
         """End the generation: abort sequences that still run, call `release`, and record metrics and the trace.
-        `release` gives the places back and charges the tokens, as far as no larger request does. Idempotent."""
+        `release` gives the places back and charges the used tokens, as far as no larger request does. Idempotent."""
         release, self._release = self._release, None
         if release is None:
             return
         if self._deadline is not None:
             self._deadline.cancel()
         self._abort()
-        release()
-        self._record_end()
+        usage = self.usage()
+        release(usage)
+        self._record_end(usage)
 
     def discard(self) -> None:
         """Abort all sequences of a job that could not be started. Its places are given back by the caller. Nothing is
@@ -271,13 +275,13 @@ class Generation:
         """Return the finish reason of each sequence; `abort` for a sequence that has none."""
         return [FINISH_NAMES.get(c.client.finish, "abort") if c.client.ended else "abort" for c in self.sequences]
 
-    def _record_end(self) -> None:
+    def _record_end(self, usage: Usage) -> None:
         """Record the number of attempts of each sequence, lost reservations included. Unless the generation is a part
         of a larger request, record the request's metrics, and count an error that ended the job because of load. With
         tracing, describe the result in the trace span, and end the span."""
         for sequence in self.sequences:
             metrics.attempts.observe(sequence.attempt + 1)
-        usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
+        now_ns, first_ns, reasons = time.monotonic_ns(), self._first_ns(), self._reasons()
         if self._counted:
             self._count_request(usage, now_ns, first_ns, reasons)
             if self._delta_queue.error is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from quire_router.requests.generation import Generation
     from quire_router.requests.waterfall import Hop
+    from quire_router.sequences.delta import Usage
     from quire_router.sequences.sequence_placement import Run
     from quire_router.sequences.sequence_state import SequenceState
 
@@ -105,14 +106,14 @@ class LiveGenerations:
         """Add a generation whose sequences have been submitted."""
         self._running[generation] = next(self._numbers)
 
-    def leave(self, generation: Generation) -> None:
-        """Remove a generation that has ended. Add its tokens to the sums of the replica to which its first sequence was
-        sent last, if it was sent to any, and keep it in `recent` while an operator watches. Sums are kept for 512
-        replicas; beyond, those that changed longest ago are dropped. Idempotent."""
+    def leave(self, generation: Generation, usage: Usage) -> None:
+        """Remove a generation that has ended, and has used these tokens. Add the tokens to the sums of the replica to
+        which its first sequence was sent last, if it was sent to any, and keep the generation in `recent` while an
+        operator watches. Sums are kept for 512 replicas; beyond, those that changed longest ago are dropped.
+        Idempotent."""
         number = self._running.pop(generation, None)
         if number is None:
             return
-        usage = generation.usage()
         runs = generation.sequences[0].placement.runs
         if runs:
             sums = self.sums.pop(runs[-1].instance, None) or InstanceSums()

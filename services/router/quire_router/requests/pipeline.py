@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from quire_router.requests.catalog import Catalog, ServedModel
     from quire_router.requests.encoder import Encoder
     from quire_router.requests.token_charge import Charge
+    from quire_router.sequences.delta import Usage
     from quire_router.sequences.handles import HandleCounter
     from quire_router.sequences.job import Caller, GenerateJob
     from quire_router.sequences.structured import AnswerStructure
@@ -126,11 +127,12 @@ class Pipeline:
                 return await self._start_traced(
                     "router.step", job, caller, served, arrived_ns, parsed_ns, admitted=True
                 )
-            await self._enter(caller, job.weight)
+            weight = job.weight
+            await self._enter(caller, weight)
             try:
                 return await self._start_traced("router.request", job, caller, served, arrived_ns, parsed_ns)
             except BaseException:
-                self._leave(caller, job.weight, ran=False)
+                self._leave(caller, weight, ran=False)
                 raise
 
     @contextlib.asynccontextmanager
@@ -200,7 +202,7 @@ class Pipeline:
             self._token_bytes,
             self.loop_budget,
             arrived_ns,
-            lambda: self._release(generation, admitted=admitted),
+            lambda usage: self._release(generation, usage, admitted=admitted),
             span,
             counted=not admitted,
             prompt_texts=texts,
@@ -356,16 +358,16 @@ class Pipeline:
                 sequences.append(sequence)
         return sequences
 
-    def _release(self, generation: Generation, *, admitted: bool) -> None:
+    def _release(self, generation: Generation, usage: Usage, *, admitted: bool) -> None:
         """Remove a closed generation from `live`, give back its places, and charge its new tokens to the tenant. With
         `admitted`, only remove it, because the larger request does the rest."""
-        self.live.leave(generation)
+        self.live.leave(generation, usage)
         if admitted:
             return
         self._leave(generation.caller, generation.job.weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
-        self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
+        self.charge(generation.caller.tenant, usage.completion_tokens - had)
 
     async def _enter(self, caller: Caller, weight: int) -> None:
         """Take `weight` places of the limit of the caller's key, and then of this router's own limit; take none if

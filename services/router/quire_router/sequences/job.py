@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.sequence import Sampling
-from quire_router.principal import KeyLimits
+from quire_router.principal import NO_LIMITS, KeyLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +84,7 @@ class Caller:
     tracestate: str = ""
     priority: int = 0
     timeout_s: float = 0.0
-    limits: KeyLimits = field(default_factory=KeyLimits)
+    limits: KeyLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

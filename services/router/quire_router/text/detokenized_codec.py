@@ -53,7 +53,7 @@ def detokenized(message: tb.DetokenizeResponse) -> Detokenized:
         i32(message.text_offset, "text_offset").tolist() if message.text_offset else None,
         message.elapsed_us / rows if rows else 0.0,
         message.cut,
-        [(failed.handle, errors.from_message(failed.error)) for failed in message.errors],
+        [(failed.handle, errors.from_message(failed.error)) for failed in message.errors] if message.errors else [],
     )
     if message.part_handle:
         columns = [i32(getattr(message, name), name) for name in ("part_handle", "part_call", "part_chars")]

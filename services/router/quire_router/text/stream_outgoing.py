@@ -178,7 +178,7 @@ class DetokenizeOutgoing:
                 return
             self._wake.clear()
             while (message := self._next()) is not None:
-                opening_bytes = sum(opened.ByteSize() for opened in message.open)
+                opening_bytes = sum(opened.ByteSize() for opened in message.open) if message.open else 0
                 self._opening_bytes += opening_bytes
                 self._unanswered.append((message, opening_bytes))
                 yield message

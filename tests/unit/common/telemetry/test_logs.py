@@ -122,3 +122,10 @@ def test_request_ids_are_cut_and_cleaned() -> None:
     token = bind_request_id("ok\n\x00é" + "x" * 500)
     assert request_id.get() == "ok" + "x" * 123
     request_id.reset(token)
+
+
+def test_per_cent_sign_in_a_message_is_text(stream: io.StringIO) -> None:
+    setup_logging("router", "info", "json", stream=stream)
+    log.info("90 % of %s", share=0.9)
+    (line,) = lines(stream)
+    assert line["message"] == "90 % of %s" and line["share"] == 0.9

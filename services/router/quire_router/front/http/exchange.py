@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire_router.principal import KeyLimits
+from quire_router.principal import NO_LIMITS, KeyLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Exchange:
     # The tenant's label in metrics.
     tenant_name: str = ""
     # The limits of the caller's key.
-    limits: KeyLimits = field(default_factory=KeyLimits)
+    limits: KeyLimits = NO_LIMITS
     # Sent with every answer to it.
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     # The part of the body memory that the exchange's body holds.

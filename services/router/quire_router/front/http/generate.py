@@ -15,6 +15,7 @@ from quire_router.front.http.stream_writer import write_stream
 from quire_router.front.request_ids import request_id_from
 from quire_router.off_loop import off_loop
 from quire_router.requests.best_of import whole_answers
+from quire_router.requests.deadline import shortest_timeout_s
 from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Serving:
             tracestate=exchange.tracestate,
             priority=parsed.priority,
             limits=exchange.limits,
-            timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
+            timeout_s=shortest_timeout_s(None, self._timeout_s, parsed.timeout_s),
         )
 
     async def run(
