@@ -144,8 +144,8 @@ class DetokenizeOutgoing:
         this answer completes the open of a suspect, returns the suspect, unless it has left the session; otherwise
         returns None. Raises IndexError if no message is unanswered."""
         self._opening_bytes -= self._unanswered.popleft()[1]
-        if self._opening or self._rows or self._closes:
-            # There may be room for more opens, or for messages that waited for the answer to a suspect's.
+        if self._rows or self._closes or self._opening or self._suspects or self._opening_suspect is not None:
+            # There may be room for more opens, or for what waited for the last answer.
             self._wake.set()
         opening = self._opening_suspect
         if opening is None or not self._suspect_in_flight:
