@@ -131,7 +131,7 @@ class StepBatch:
         arrays stay as they are. `drafts` becomes empty if no sequence has a draft."""
         if len(self.token) == len(self.count) + int(self.drafts.sum()) and not (proposed[:, 0] >= 0).any():
             # The usual case, made fast: each sequence has one known token, and gets no draft.
-            self.token = self.token[np.cumsum(self.count) - self.count]
+            self.token = self.token[self.count.cumsum() - self.count]
             self.count, self.drafts = np.ones_like(self.count), _no_ids()
             return
         nth = np.arange(proposed.shape[1])
@@ -139,8 +139,8 @@ class StepBatch:
         drafts = np.logical_and.accumulate(is_draft, axis=1).sum(axis=1, dtype=np.int32)
         known = self.count - self.drafts
         count = known + drafts
-        row = np.arange(int(count.sum())) - (np.cumsum(count) - count).repeat(count)
-        token = self.token[(np.cumsum(self.count) - self.count).repeat(count) + row]
+        row = np.arange(int(count.sum())) - (count.cumsum() - count).repeat(count)
+        token = self.token[(self.count.cumsum() - self.count).repeat(count) + row]
         behind = row - known.repeat(count)
         chosen = behind >= 0
         token[chosen] = proposed[np.arange(len(count)).repeat(count)[chosen], behind[chosen]]
@@ -163,14 +163,14 @@ class StepSamples(NamedTuple):
 def samples_of(batch: StepBatch) -> StepSamples:
     """Return the places of all samples of a step. A sequence with `sample` has one at its last row or, with drafts, one
     at each of its last 1 + drafts rows."""
-    sequence = np.flatnonzero(batch.sample)
-    row = np.cumsum(batch.count, dtype=np.int64)[sequence] - 1
+    sequence = batch.sample.nonzero()[0]
+    row = batch.count.cumsum(dtype=np.int64)[sequence] - 1
     sample_position = (batch.position[sequence] + batch.count[sequence]).astype(np.int64)
     if not len(batch.drafts):
         return StepSamples(sequence, np.zeros(len(sequence), np.int64), row, sample_position)
     drafts = batch.drafts[sequence]
     samples = 1 + drafts
-    nth = np.arange(int(samples.sum())) - (np.cumsum(samples) - samples).repeat(samples)
+    nth = np.arange(int(samples.sum())) - (samples.cumsum() - samples).repeat(samples)
     back = drafts.repeat(samples) - nth
     return StepSamples(
         sequence.repeat(samples), nth, row.repeat(samples) - back, sample_position.repeat(samples) - back

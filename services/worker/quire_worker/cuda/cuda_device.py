@@ -345,8 +345,8 @@ class CudaDevice:
         There are none without `fresh` plans. Their rows count from the first row that prefills."""
         if self._fresh is None:
             return ()
-        chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
-        first = np.cumsum(batch.count) - batch.count - np.count_nonzero(batch.fed)
+        chosen = ((batch.position == 0) & (batch.count >= LEAST_TOKENS)).nonzero()[0]
+        first = batch.count.cumsum() - batch.count - np.count_nonzero(batch.fed)
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
     def _main(self) -> None:

@@ -31,7 +31,7 @@ class PendingLogprobs:
     def columns(self, token: Int32) -> LogprobColumns | None:
         """Return the downloaded logprobs of the sequences that sampled a token (`token` by sequence, negative: none);
         None if there are none. Call this only after the step's event has passed."""
-        kept = np.flatnonzero(token[self.sequence] >= 0)
+        kept = (token[self.sequence] >= 0).nonzero()[0]
         if not len(kept):
             return None
         packed: Int32 = self.packed.numpy()[kept]

@@ -74,14 +74,14 @@ class StepExtras:
         hidden rows of a step with prompt logprobs, whose computation overwrites the step's logits. A failure fails only
         the sequences that asked; an error of the device itself is raised."""
         extras = PendingExtras()
-        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
+        asked = ((batch.logprobs >= 0) & batch.sample).nonzero()[0].astype(np.int32)
         if len(asked) and logits is not None:
             with _attribute_failures(asked.tolist(), extras.failed, self._examine):
                 extras.logprobs = self._of_draws.start(logits, token, places[asked], asked, batch.logprobs[asked])
         # Behind the logprobs, since these overwrite the step's logits.
         if batch.scores and hidden is not None:
             with _attribute_failures(batch.scores, extras.failed, self._examine):
-                first = np.cumsum(batch.count, dtype=np.int32) - batch.count + places - np.arange(len(places))
+                first = batch.count.cumsum(dtype=np.int32) - batch.count + places - np.arange(len(places))
                 extras.scores = start_scores(hidden, self._logits_of, batch, first.astype(np.int32))
         return extras
 

@@ -138,7 +138,7 @@ class StepLayout:
         decodes = int(np.count_nonzero(batch.fed))
         chunks = len(count) - decodes
         here = np.concatenate([np.arange(decodes), size.decodes + np.arange(chunks)])
-        first = np.cumsum(count) - count
+        first = count.cumsum() - count
         first_row = np.where(np.arange(len(count)) < decodes, first, size.decodes + first - decodes)
 
         def column(name: str) -> Int32:
@@ -255,7 +255,7 @@ class StepLayout:
             tiled[np.isin(first - decodes + size.decodes, [chunk.row for chunk in self.fresh or ()])] = 0
             tiles = -(-tiled // self.tiling.tokens)
             owner = np.repeat(np.arange(len(tiles)), tiles)
-            begin = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tiling.tokens
+            begin = (np.arange(len(owner)) - (tiles.cumsum() - tiles)[owner]) * self.tiling.tokens
             order = most_keys_first(batch.position[owner] + begin)
             tile_sequence[: len(owner)] = here[owner[order]]
             tile_token[: len(owner)] = begin[order]

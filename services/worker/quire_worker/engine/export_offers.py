@@ -67,7 +67,7 @@ class ExportOffers:
         if not ready.any():
             return
         whole = []
-        for place in np.flatnonzero(ready).tolist():
+        for place in ready.nonzero()[0].tolist():
             export = self._filling[place]
             pages, before = export.move.device_page, export.offered
             while export.offered < len(pages) and self._states.ready[pages[export.offered]] >= self._positions(export):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quire_common.credit import Finish
 from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError
 from quire_worker.engine.slots import NOT_ORDERED, SlotState
@@ -112,7 +110,7 @@ class GrantRules:
         rank = self._residents.table.prefill_rank
         rank.fill(NOT_ORDERED)
         real = (slots >= 0) & (slots < self._residents.spec.num_slots)
-        slots, place = slots[real], np.flatnonzero(real)
+        slots, place = slots[real], real.nonzero()[0]
         held = self._residents.table.state[slots] != SlotState.IDLE
         rank[slots[held]] = place[held]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quire_common.credit import MoveKind
 from quire_common.errors import Internal
 from quire_worker.engine.export_offers import ExportOffers
@@ -84,7 +82,7 @@ class MoveManager:
         """Raise Internal unless the pages marked as pending are exactly those that open moves will fill, and those
         marked as exported agree with the exports (see ExportOffers)."""
         awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
-        if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
+        if awaited != set(self._residents.states.pending.nonzero()[0].tolist()):
             raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")
         self._exports.check_integrity()
 

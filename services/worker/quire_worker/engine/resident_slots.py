@@ -105,7 +105,7 @@ class ResidentSlots:
         free = (states.refs[pages] == 0) & (states.writer[pages] == NOBODY) & ~states.pending[pages]
         if not (free & (states.exported[pages] == 0) & (states.busy_until[pages] <= self.settled)).all():
             return False
-        order = np.argsort(slots, kind="stable")
+        order = slots.argsort(kind="stable")
         slots, pages = slots[order], pages[order]
         first = np.searchsorted(slots, slots)
         place = table.num_pages[slots] + np.arange(len(slots), dtype=np.int32) - first
@@ -239,7 +239,7 @@ class ResidentSlots:
         self.computed_one(slots, end)
         size, table = self.spec.page_size, self.table
         begin, last = first // size, (end - 1) // size
-        for row in np.flatnonzero(begin < last).tolist():
+        for row in (begin < last).nonzero()[0].tolist():
             whole = table.page_table[slots[row], begin[row] : last[row]]
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
@@ -277,7 +277,7 @@ class ResidentSlots:
 
     def clear(self) -> None:
         """End all sequences, without a finish, and forget the state of all pages."""
-        for slot in np.flatnonzero(self.table.state).tolist():
+        for slot in self.table.state.nonzero()[0].tolist():
             self.end(slot, None)
         self.states.clear()
         self._late.clear()
@@ -289,7 +289,7 @@ class ResidentSlots:
         unused and no pending page has a watermark, which slots wait, and that idle slots have no tokens and pages.
         The marks of failed, exported and busy pages are not checked here."""
         table, states = self.table, self.states
-        held = np.flatnonzero(table.state).tolist()
+        held = table.state.nonzero()[0].tolist()
         refs, running = np.zeros_like(states.refs), np.zeros_like(states.running)
         for slot in held:
             pages = table.pages(slot)
@@ -306,13 +306,13 @@ class ResidentSlots:
             _require(not table.page_table[slot, len(pages) :].any(), f"slot {slot} has pages past its table")
         _require(bool((refs == states.refs).all()), "page references do not add up")
         _require(bool((running == states.running).all()), "the running holders of pages do not add up")
-        for page in np.flatnonzero(states.writer != NOBODY).tolist():
+        for page in (states.writer != NOBODY).nonzero()[0].tolist():
             writer = int(states.writer[page])
             _require(self.holds(writer) and page in table.pages(writer), f"page {page} has a writer that is gone")
         _require(bool(((states.ready >= 0) & (states.ready <= states.page_size)).all()), "a watermark is off its page")
         _require(states.refs[0] == 0 and states.ready[0] == 0, "the dummy page was granted")
         _require(not (states.pending & (states.ready > 0)).any(), "a page is ready and still awaited")
-        waiting = set(np.flatnonzero(table.state == SlotState.WAITING).tolist())
+        waiting = set((table.state == SlotState.WAITING).nonzero()[0].tolist())
         _require(waiting == self._waiting.all(), "the waiting set differs from the states")
         idle = table.state == SlotState.IDLE
         _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")

@@ -122,8 +122,8 @@ class SlotTable:
         """Return the slots that hold a sequence, lowest order key first, then lowest slot. The array is kept until a
         slot starts, ends, or runs after waiting."""
         if self._by_key is None:
-            held = np.flatnonzero(self.state)
-            self._by_key = held[np.argsort(self.order_key[held], kind="stable")]
+            held = self.state.nonzero()[0]
+            self._by_key = held[self.order_key[held].argsort(kind="stable")]
         return self._by_key
 
     def may_draft(self) -> bool:
@@ -146,7 +146,7 @@ class SlotTable:
         """Copy page table entries to `shown_page`, as far as a step needs them. The step computes the positions from
         `position` up to `end` (exclusive) of each slot, one position for each of the first `singles` slots. Pages
         granted further ahead stay 0 in `shown_page`."""
-        entered = np.flatnonzero(position[:singles] % self.page_size == 0)
+        entered = (position[:singles] % self.page_size == 0).nonzero()[0]
         if len(entered):
             slot, page = slots[entered], position[entered] // self.page_size
             self.shown_page[slot, page] = self.page_table[slot, page]

@@ -103,7 +103,7 @@ class StepBuilder:
         """Return, by row, the prompt tokens whose logprobs this step's prefill chunk brings, and the number of
         alternatives. Only sequences that ask for prompt logprobs have an entry, and only if the chunk brings any."""
         table, found = self._table, {}
-        for row in np.flatnonzero(table.scored[slots]).tolist():
+        for row in table.scored[slots].nonzero()[0].tolist():
             slot, first = slots[row], position[row] + 1
             last = min(end[row] + 1, table.prompt_len[slot])
             if row >= decodes and first < last:
@@ -112,13 +112,13 @@ class StepBuilder:
 
     def _controls(self, slots: Int32) -> dict[int, LogitsState]:
         """Return, by row, the logits processor states of those sequences that have one."""
-        rows = np.flatnonzero(self._table.controlled[slots]).tolist()
+        rows = self._table.controlled[slots].nonzero()[0].tolist()
         found = ((row, self._table.controls[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
     def _constraints(self, slots: Int32) -> dict[int, RowConstraint]:
         """Return, by row, the grammars of those sequences that have one."""
-        rows = np.flatnonzero(self._table.constrained[slots]).tolist()
+        rows = self._table.constrained[slots].nonzero()[0].tolist()
         found = ((row, self._table.constraints[slots[row]]) for row in rows)
         return {row: each for row, each in found if each is not None}
 
@@ -138,7 +138,7 @@ class StepBuilder:
         if not early.any():
             return {}
         table, slots = self._table, fixed.slot
-        rows = np.flatnonzero(early & (table.num_stop[slots] > 0))
+        rows = (early & (table.num_stop[slots] > 0)).nonzero()[0]
         return {int(row): table.stop_id[slots[row], : table.num_stop[slots[row]]].copy() for row in rows}
 
 
@@ -163,7 +163,7 @@ class _Fixed:
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     """Return the part of a step that concerns the sequences with the indices `keep`, renumbered from 0, for a Runner.
     Columns that only a device reads are left out."""
-    first = np.concatenate([[0], np.cumsum(batch.count)])
+    first = np.concatenate([[0], batch.count.cumsum()])
     columns = {
         field.name: getattr(batch, field.name)[keep]
         for field in dataclasses.fields(batch)

@@ -50,7 +50,7 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
         table.count_unforced_rows(slots[live], num_kept[live])
     end = _advance(residents, in_flight, live, num_kept, outcome)
     sampled = told & (num_kept > 0)
-    ended = np.flatnonzero(told & (outcome.finish > 0))
+    ended = (told & (outcome.finish > 0)).nonzero()[0]
     tokenless = ended[num_kept[ended] == 0]
     progress = live.copy()
     progress[: in_flight.decodes] = False

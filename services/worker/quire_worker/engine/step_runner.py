@@ -98,7 +98,7 @@ class StepRunner:
         if len(batch.token) == len(batch.slot):  # one token each
             np.copyto(batch.token, self._last_token[batch.slot], where=batch.fed)
         elif batch.fed.any():
-            first = np.cumsum(batch.count) - batch.count
+            first = batch.count.cumsum() - batch.count
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
 
     def _resolve(self, batch: StepBatch) -> None:
@@ -115,7 +115,7 @@ class StepRunner:
         if len(batch.drafts):
             sampled_at -= batch.drafts
         blocked = {}
-        for sequence in np.flatnonzero(batch.sample & (sampled_at < batch.min_len)).tolist():
+        for sequence in (batch.sample & (sampled_at < batch.min_len)).nonzero()[0].tolist():
             ids = batch.stop_id[sequence]
             if (ids >= 0).any():
                 blocked[sequence] = ids[ids >= 0]
@@ -137,7 +137,7 @@ class StepRunner:
             self._last_token[batch.slot] = np.maximum(kept.token[:, 0], 0)
             return
         tokens, known = kept.tokens, batch.position + batch.count - 1
-        row = np.cumsum(batch.count) - 1
+        row = batch.count.cumsum() - 1
         if len(batch.drafts):
             known -= batch.drafts
             row -= batch.drafts
@@ -207,7 +207,7 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
     width = 1 + (int(batch.drafts.max()) if len(batch.drafts) else 0)
     sampled = batch.sample[ids]
     samples = 1 + drafts[sampled]
-    nth = np.arange(len(output.token)) - (np.cumsum(samples) - samples).repeat(samples)
+    nth = np.arange(len(output.token)) - (samples.cumsum() - samples).repeat(samples)
     place = ids[sampled].repeat(samples) * width + nth
     token = np.full(count * width, -1, np.int32)
     token[place] = output.token
@@ -239,7 +239,7 @@ def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
     infinite logits, no token left to sample, or a failure of the sequence's controls, which is then the error. `token`
     [S] is as in StepOutput.token, or HELD."""
     failed: dict[int, QuireError] = {}
-    for sequence in np.flatnonzero(batch.sample & (token < 0) & (token != HELD)).tolist():
+    for sequence in (batch.sample & (token < 0) & (token != HELD)).nonzero()[0].tolist():
         controls = batch.controls.get(sequence)
         failure = None if controls is None else controls.failure
         failed[sequence] = failure or (nothing_left() if token[sequence] == NOTHING_LEFT else nan_logits())

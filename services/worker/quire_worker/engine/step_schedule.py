@@ -178,7 +178,7 @@ def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSche
     left = budget.tokens_per_step - len(decode)
     if len(decode):
         left = min(left, budget.prefill_tokens_beside_decoders)
-    candidates = np.flatnonzero(able & ~view.decoding)
+    candidates = (able & ~view.decoding).nonzero()[0]
     slots, counts = _prefill_chunks(view, candidates, budget, left) if len(candidates) else (_NO_SLOTS, _NO_SLOTS)
     rows, num_decode_tokens = np.ones(len(decode), np.int32), len(decode)
     if view.most_drafts is not None and len(decode):
@@ -206,7 +206,7 @@ def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
         return _NO_SLOTS
     decoding = view.by_key[(unended & view.decoding)[view.by_key]]
     stalled[decoding[max_num_seqs:]] = False
-    return np.flatnonzero(stalled).astype(np.int32)
+    return stalled.nonzero()[0].astype(np.int32)
 
 
 def _prefill_chunks(

@@ -67,7 +67,7 @@ def keep_tokens(batch: StepBatch, sampled: Int32, held: Bool | None) -> KeptToke
     token = np.full_like(sampled, -1)
     going = np.ones(len(sampled), np.bool_) if held is None else ~held
     token[going, 0] = sampled[going, 0]
-    first = np.cumsum(batch.count) - batch.drafts - 1
+    first = batch.count.cumsum() - batch.drafts - 1
     for nth in range(1, sampled.shape[1]):
         going &= (finish == Finish.NONE) & (batch.drafts >= nth) & (sampled[:, nth] >= 0)
         going &= batch.token[np.minimum(first + nth, len(batch.token) - 1)] == sampled[:, nth - 1]

@@ -80,7 +80,7 @@ class WaitingSlots:
         place = 0
         while place < len(order):
             slots, seen = order[place:], states.setbacks
-            for row in np.flatnonzero(~self._are_blocked(slots, setback)).tolist():
+            for row in (~self._are_blocked(slots, setback)).nonzero()[0].tolist():
                 yield int(slots[row])
                 if states.setbacks != seen:
                     place, setback = place + row + 1, True
@@ -103,11 +103,11 @@ class WaitingSlots:
         if short.any():
             writer = states.writer[pages]
             awaited = states.pending[pages] | ((writer != NOBODY) & (writer != slot))
-            lost = np.flatnonzero(short & ~awaited)
+            lost = (short & ~awaited).nonzero()[0]
             first_lost = int(lost[0]) if len(lost) else len(pages)
             # The verdict waits until the pages before the lost one have come, and the range's last move has ended.
-            before = np.flatnonzero(short[:first_lost])
-            blocking = before if len(before) else first_lost + np.flatnonzero(states.pending[pages[first_lost:]])
+            before = short[:first_lost].nonzero()[0]
+            blocking = before if len(before) else first_lost + states.pending[pages[first_lost:]].nonzero()[0]
             if not len(before) and (writer[blocking] != NOBODY).any():
                 # Both a move and a slot fill such a page; the slot waits only for the move: judge it at every step.
                 self._first.needed[slot] = self._last.needed[slot] = 0

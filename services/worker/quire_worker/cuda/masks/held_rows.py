@@ -22,7 +22,7 @@ def pop_held(batch: StepBatch, token: Int32) -> tuple[int, ...]:
     become -1 in place. Empty without grammars."""
     if not batch.constraints:
         return ()
-    held = np.flatnonzero(token == HELD)
+    held = (token == HELD).nonzero()[0]
     token[held] = -1
     return tuple(held.tolist())
 
