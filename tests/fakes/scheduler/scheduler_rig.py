@@ -204,7 +204,7 @@ class Rig:
         for lease in [*effects.releases, *self.core.take_effects().releases]:
             self.leases.discard(lease)
             self.released.append(lease)
-        return bool(effects or self._lookups)
+        return bool(effects.lookups or effects.releases or self._lookups)
 
     def _answer(self, lookup: Lookup) -> LookupResult:
         if self.lookups_fail:

@@ -50,7 +50,8 @@ class Credit:
     def may_grant(self) -> bool:
         """Whether fewer Grants are in flight than the lead has steps (or than 8, if that is more), so that a worker
         that hangs is not flooded."""
-        return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
+        in_flight = self._sent - self._retired
+        return in_flight < _LEAST_IN_FLIGHT or in_flight < self._lead.steps
 
     def lead(self) -> int:
         """Return the measured number of steps, times the most tokens that a row recently sampled in a step, plus one

@@ -20,15 +20,12 @@ _WINDOW = 32
 
 
 class RecentMaximum:
-    """The largest measurement of the present window and of the one before it; 0 before the first measurement."""
+    """The largest measurement of the present window and of the one before it, as `value`; 0 before the first
+    measurement."""
 
     def __init__(self) -> None:
+        self.value = 0
         self._measured = self._largest = self._largest_before = 0
-
-    @property
-    def value(self) -> int:
-        """The largest recent measurement."""
-        return max(self._largest, self._largest_before)
 
     def add(self, measured: int) -> None:
         """Add a measurement. After each 32 measurements a new window begins; the maximum of the last full window is
@@ -37,6 +34,7 @@ class RecentMaximum:
             self._largest_before, self._largest, self._measured = self._largest, 0, 0
         self._largest = max(self._largest, measured)
         self._measured += 1
+        self.value = max(self._largest, self._largest_before)
 
 
 class _Sent(NamedTuple):
@@ -48,19 +46,16 @@ class _Sent(NamedTuple):
 
 
 class RunAhead:
-    """The largest recent distance plus a margin. Before the first measurement, `at_first` counts as the distance."""
+    """The largest recent distance plus a margin, as `steps`: the number of steps that credit must cover, so that it
+    does not run out before more credit arrives. Before the first measurement, `at_first` counts as the distance."""
 
     def __init__(self, at_first: int) -> None:
+        self.steps = _covered(at_first)
         self._at_first = at_first
         self._sent: deque[_Sent] = deque()
         self._completed = 0
         self._stalls = 0
         self._distance = RecentMaximum()
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that credit must cover, so that it does not run out before more credit arrives."""
-        return min((self._distance.value or self._at_first) + MARGIN, MOST_STEPS)
 
     def sent(self, seq: int) -> None:
         """Note that Grant `seq` was sent."""
@@ -71,7 +66,8 @@ class RunAhead:
         had been reported when the Grant was sent, to the first step that applied it. The distance is doubled if
         slots were stalled meanwhile."""
         self._stalls += bool(len(report.stalled_slot))
-        if not report.steps:
+        steps = report.steps
+        if not steps:
             return
         newest = int(report.step_applied[-1])
         while self._sent and self._sent[0].seq <= newest:
@@ -80,4 +76,10 @@ class RunAhead:
             distance = first - sent.completed
             # The worker stood still meanwhile; otherwise it would have run further.
             self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
-        self._completed = report.first_step + report.steps - 1
+            self.steps = _covered(self._distance.value or self._at_first)
+        self._completed = report.first_step + steps - 1
+
+
+def _covered(distance: int) -> int:
+    """Return the number of steps that credit must cover, given the distance."""
+    return min(distance + MARGIN, MOST_STEPS)

@@ -65,6 +65,7 @@ class SlotTable:
         self.tokens = TokenMatrix(num_slots)
         self.num_active = 0
         self.num_constrained = 0
+        self.num_prefilling = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._former: dict[int, list[SlotUse]] = {}
 
@@ -77,24 +78,31 @@ class SlotTable:
         """Give the request a slot from Grant `seq` on, fill the slot's columns, and return the slot's number.
         `ceiling`: the positions that the request may ever compute; `capacity`: those that its pages cover. The caller
         has checked `num_free`."""
-        slot = self._free.pop()
+        slot, known = self._free.pop(), request.known_len
         self.holder[slot] = request
         self.active[slot] = True
         self.start_seq[slot] = seq
         self.order_key[slot] = request.order_key
-        self.start_len[slot] = self.known_len[slot] = request.known_len
+        self.start_len[slot] = self.known_len[slot] = known
         self.ceiling[slot] = ceiling
         self.capacity[slot] = capacity
         self.computed[slot] = request.cached_tokens
-        self.named[slot] = request.known_len
+        self.named[slot] = known
         self.session[slot] = request.session
         self.handle[slot] = request.handle
         self.prefilling[slot] = True
         self.num_active += 1
-        self.constrained[slot] = request.sequence.constraint is not None
-        self.num_constrained += int(self.constrained[slot])
+        self.num_prefilling += 1
+        constrained = request.sequence.constraint is not None
+        self.constrained[slot] = constrained
+        self.num_constrained += constrained
         request.take_slot(slot)
         return slot
+
+    def end_prefill(self, slot: int) -> None:
+        """Note that the slot's sequence, which was prefilling, has sampled its first token since its start."""
+        self.prefilling[slot] = False
+        self.num_prefilling -= 1
 
     def finish(self, slot: int) -> None:
         """Free a slot whose sequence the worker ended by itself; no row of it follows."""
@@ -129,6 +137,8 @@ class SlotTable:
 
     def waiting_tokens(self) -> int:
         """Return the number of tokens that are still to be prefilled, in slots without a token since their start."""
+        if not self.num_prefilling:
+            return 0
         active = np.flatnonzero(self.active & self.prefilling)
         # A late report of a former holder's progress may exceed the tokens of the present one.
         return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
@@ -218,13 +228,15 @@ class SlotTable:
         return [use.request for uses in self._former.values() for use in uses]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the active slots, their number, the holders and the free list disagree, if sequences
-        with grammars are miscounted, or if the request that holds a slot names another slot, or has another session,
-        handle or number of tokens than the slot's columns. The other columns are not checked."""
+        """Raise AssertionError if the active slots, their number, the holders and the free list disagree, if prefilling
+        sequences or those with grammars are miscounted, or if the request that holds a slot names another slot, or has
+        another session, handle or number of tokens than the slot's columns. The other columns are not checked."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
         require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
         constrained = int(np.count_nonzero(self.constrained & self.active))
         require(constrained == self.num_constrained, "sequences with grammars were miscounted")
+        prefilling = int(np.count_nonzero(self.prefilling & self.active))
+        require(prefilling == self.num_prefilling, "prefilling sequences were miscounted")
         require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")
         for slot in held:
             request = self.holder[slot]
@@ -243,4 +255,5 @@ class SlotTable:
         self.active[slot] = False
         self.num_active -= 1
         self.num_constrained -= int(self.constrained[slot])
+        self.num_prefilling -= int(self.prefilling[slot])
         self._free.append(slot)

@@ -55,20 +55,22 @@ class OutputProcessor:
             self._settle_moves(report, now)
         # This comes before rows end sequences: pages that no step uses any more are then free at once.
         replica.pools.advance(report.retired, self._completed)
-        self._update_prefill(report)
+        if len(report.prefill_slot):
+            self._update_prefill(report)
         if report.prompt_logprobs:
             self._prompt_logprobs(report)
         if len(report.slot):
             self._update_rows(report, fence, now)
         elif report.error:
             self._handle_errors(report.error, fence, now)
-        if replica.kv.offload.early:
+        if replica.kv.offload.early and replica.slots.num_active:
             self._name_full_pages()
         replica.kv.cost.measure_steps(report)
-        self._lifecycle.retired(replica.slots.retire(report.retired))
-        prefill = sum(report.step_prefill_tokens.tolist())
-        replica.stats.stepped(steps, len(report.token), prefill)
+        if stopped := replica.slots.retire(report.retired):
+            self._lifecycle.retired(stopped)
         if steps:
+            prefill = sum(report.step_prefill_tokens.tolist())
+            replica.stats.stepped(steps, len(report.token), prefill)
             replica.rates.step(now, steps, len(report.token), prefill)
         if not replica.slots.num_active:
             replica.rates.idle()
@@ -178,10 +180,10 @@ class OutputProcessor:
 
     def _first_rows(self, report: Report, present: NDArray[np.bool_]) -> list[int]:
         """Return the slots whose `present` holders have sampled their first token since they were started."""
-        first = self._replica.slots.prefilling[report.slot]
-        if not np.count_nonzero(first):
+        slots = self._replica.slots
+        if not slots.num_prefilling:
             return []
-        heads: list[int] = report.slot[first & (report.count > 0) & present].tolist()
+        heads: list[int] = report.slot[slots.prefilling[report.slot] & (report.count > 0) & present].tolist()
         return heads
 
     def _append_rows(self, report: Report, present: NDArray[np.bool_]) -> None:
@@ -222,7 +224,7 @@ class OutputProcessor:
             request = replica.slots.holder[slot]
             if request is None or not replica.slots.prefilling[slot]:
                 continue
-            replica.slots.prefilling[slot] = False
+            replica.slots.end_prefill(slot)
             before = int(replica.slots.start_len[slot])
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             replica.cache.computed(request, before)

@@ -54,8 +54,7 @@ class PendingQueue:
         self.known_tokens = 0
 
     def __len__(self) -> int:
-        beside = len(self._holding) + len(self._parked) + len(self._set_aside)
-        return len(self.policy) + len(self._lookups) + self._num_ready + beside
+        return len(self._tokens)
 
     @property
     def deferred(self) -> int:
@@ -67,15 +66,16 @@ class PendingQueue:
         """Return how many requests have left the policy and wait for a slot: those in LOOKUP, READY or PULLED. While
         fewer than 64 are in LOOKUP, those whose lookup has taken more than 5 ms are left out, so that others go on
         meanwhile."""
-        slow = 0
-        if 0 < len(self._lookups) < _MOST_LOOKING:
-            slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
-        return len(self._lookups) - slow + self._num_ready
+        looking = len(self._lookups)
+        if 0 < looking < _MOST_LOOKING:
+            looking -= sum(now - since > _SLOW_S for _, since in self._lookups.values())
+        return looking + self._num_ready
 
     def requests_ahead(self, context: RequestContext) -> float:
         """Return about how many requests would start before a new one of this tenant and priority: all that have left
         the policy, and those that the policy estimates. Parked requests delay no other."""
-        return len(self) - len(self.policy) - len(self._parked) + self.policy.requests_ahead(context)
+        left_policy = len(self._lookups) + self._num_ready + len(self._holding) + len(self._set_aside)
+        return left_policy + self.policy.requests_ahead(context)
 
     def tokens_of(self, uid: int) -> int:
         """Return how many of the `known_tokens` belong to the request; 0 if the request is not in the queue."""
@@ -175,6 +175,8 @@ class PendingQueue:
 
     def requests_set_aside(self) -> list[Request]:
         """Return the requests that were set aside, in the order of their keys."""
+        if not self._set_aside:
+            return []
         return sorted(self._set_aside.values(), key=lambda request: request.order_key)
 
     def discard(self, request: Request) -> None:
@@ -217,15 +219,15 @@ class PendingQueue:
         )
         aside = [*self._parked.values(), *self._set_aside.values()]
         require(all(request.state is State.ASIDE for request in aside), "a request is aside and elsewhere")
-        require(len(self.policy) >= 0, "the queue was miscounted")
-        require(len(self._tokens) == len(self), "the tokens of a request are counted that is not inside")
+        places = len(self.policy) + len(self._lookups) + self._num_ready + len(self._holding) + len(aside)
+        require(places == len(self), "the queue was miscounted")
         require(self.known_tokens == sum(self._tokens.values()), "waiting tokens were miscounted")
 
     def _count_tokens(self, request: Request) -> None:
         """Count the request's present tokens in place of those that were counted before."""
-        self._forget_tokens(request)
-        self._tokens[request.uid] = request.known_len
-        self.known_tokens += request.known_len
+        tokens = request.known_len
+        self.known_tokens += tokens - self._tokens.get(request.uid, 0)
+        self._tokens[request.uid] = tokens
 
     def _forget_tokens(self, request: Request) -> None:
         self.known_tokens -= self._tokens.pop(request.uid, 0)

@@ -75,6 +75,8 @@ class Request:
     context: RequestContext
     sequence: Sequence
     timing: Timing
+    # Number of prompt tokens.
+    prompt_len: int = field(init=False)
     transfer: KvTransfer = NO_TRANSFER
     # Number of leading tokens whose pages somebody had when the request came, as its router believed; None: the router
     # did not say.
@@ -107,6 +109,9 @@ class Request:
     # Whether the prompt's tokens have been counted by the source of their KV.
     counted: bool = False
 
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.sequence.prompt_ids)
+
     @classmethod
     def new(
         cls,
@@ -131,14 +136,9 @@ class Request:
         return self.transfer.prefill_only
 
     @property
-    def prompt_len(self) -> int:
-        """The number of prompt tokens."""
-        return len(self.sequence.prompt_ids)
-
-    @property
     def known_len(self) -> int:
         """The number of prompt and output tokens."""
-        return len(self.sequence.prompt_ids) + len(self.output)
+        return self.prompt_len + len(self.output)
 
     def ids(self, first: int, end: int) -> NDArray[np.int32]:
         """Return the token ids at positions `first` to `end` (exclusive). Position 0 is the prompt's first token;

@@ -1,15 +1,15 @@
 """KvTraffic: the core's lookups in the kvstore, loads from it, and the leases on the pages that were found.
 
-The core does no I/O. Lookups and releases are collected in `effects`, and the service carries them out; moves (copies
-of pages by the worker) go into the next Grant. Each lease is released exactly once: when its load has been reported,
-when its request leaves before it starts, when its answer cannot be used, or when the worker is gone. Every failure
-counts as a miss, and a circuit breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are
-decided by `Offload`.
+The core does no I/O. Lookups and releases are collected, and the service carries them out; moves (copies of pages by
+the worker) go into the next Grant. Each lease is released exactly once: when its load has been reported, when its
+request leaves before it starts, when its answer cannot be used, or when the worker is gone. Every failure counts as a
+miss, and a circuit breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are decided by
+`Offload`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.circuit_breaker import CircuitBreaker
@@ -22,7 +22,7 @@ from quire_scheduler.kv.page_moves import Move
 from quire_scheduler.kv.resume_cost import ResumeCost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quire_common.credit import PageGeometry
     from quire_common.sequence import RequestContext
@@ -64,15 +64,14 @@ class LookupResult(NamedTuple):
     """Whether watchers of the kvstore are told of all pages that its lookups find."""
 
 
-@dataclass(slots=True)
-class Effects:
+class Effects(NamedTuple):
     """The calls to the kvstore that the service must make for the core."""
 
-    lookups: list[Lookup] = field(default_factory=list)
-    releases: list[bytes] = field(default_factory=list)
+    lookups: Sequence[Lookup]
+    releases: Sequence[bytes]
 
-    def __bool__(self) -> bool:
-        return bool(self.lookups or self.releases)
+
+_NO_EFFECTS = Effects((), ())
 
 
 @dataclass(slots=True)
@@ -130,7 +129,9 @@ class KvTraffic:
         """The boot id in the kvstore's last answer, if watchers can follow the kvstore; else 0."""
         self._breaker = CircuitBreaker(clock=lambda: self._now, name="kvstore_lookup")
         self._now = 0.0
-        self._effects = Effects()
+        # Calls that the service must make.
+        self._lookups: list[Lookup] = []
+        self._releases: list[bytes] = []
         # Records of requests that have not ended, by uid.
         self._searches: dict[int, _Search] = {}
         # Answers to lookups whose requests have not started.
@@ -177,7 +178,7 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Add to `effects` a lookup of the request's pages after the first `local`, at most 8192 and without the page
+        """Add to the effects a lookup of the request's pages after the first `local`, at most 8192 and without the page
         of its last token, with the time that computing them would take. The circuit breaker begins a try, the lookup
         counts for the limit of 8, and none is due any more. The caller has checked `wants_lookup`."""
         self._breaker.begin_try()
@@ -185,7 +186,7 @@ class KvTraffic:
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
         hashes = self._asked(request)
         compute_s = self._cost.compute_s(len(hashes))
-        self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
+        self._lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
         """Take the kvstore's answer to a lookup, or its failure. A failure is noted for the circuit breaker and
@@ -201,7 +202,7 @@ class KvTraffic:
             self.watched_boot_id = result.boot_id if result.watched else 0
             self._cost.looked_up(result.us)
         if request is None or not result.pages:
-            self._effects.releases += result.leases
+            self._releases += result.leases
         else:
             self._found[request.uid] = result
         if request is not None:
@@ -276,17 +277,20 @@ class KvTraffic:
         """Forget all moves and answers, since the worker is gone: it reports no move, and no request starts. Their
         leases are released, and pages that were being loaded are no longer expected."""
         for found in self._found.values():
-            self._effects.releases += found.leases
+            self._releases += found.leases
         self._found.clear()
         for move in self._moves.pop_lost_moves():
             if move.lease:
-                self._effects.releases.append(move.lease)
+                self._releases.append(move.lease)
             if move.kind is MoveKind.LOAD and move.request is not None:
                 self._cache.loaded(move.request, move.group, move.first, move.pages, arrived=0)
 
     def take_effects(self) -> Effects:
         """Return the collected calls to the kvstore, and clear them."""
-        effects, self._effects = self._effects, Effects()
+        if not self._lookups and not self._releases:
+            return _NO_EFFECTS
+        effects = Effects(self._lookups, self._releases)
+        self._lookups, self._releases = [], []
         return effects
 
     @property
@@ -306,7 +310,7 @@ class KvTraffic:
         leases = [lease for found in self._found.values() for lease in found.leases]
         leases += [move.lease for move in self._moves.all() if move.lease]
         require(len(leases) == len(set(leases)), "a lease is held twice")
-        require(not set(leases) & set(self._effects.releases), "a lease is held and released")
+        require(not set(leases) & set(self._releases), "a lease is held and released")
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
         """Return the hashes of the pages that the request's last lookup asked for, at most 8192. The page of the last
@@ -322,14 +326,14 @@ class KvTraffic:
     def _abandon(self, request: Request) -> None:
         """Release the leases on pages that were found for the request; it will not load them."""
         if found := self._found.pop(request.uid, None):
-            self._effects.releases += found.leases
+            self._releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
         """Handle the end of a load. Release its lease, name the pages that arrived, and note that the kvstore lacks the
         others. The loaded tokens are counted by the pages of KV group 0. If the request still holds these pages, the
         load is added to its timing; the missing pages no longer count as cached, and it computes them."""
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages
-        self._effects.releases.append(move.lease)
+        self._releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])
         if request is None:
             return

@@ -371,7 +371,7 @@ class Engine:
         """Take the lookups and releases that the core asks for, and start them as tasks; without a kvstore they are
         dropped."""
         effects = core.take_effects()
-        if not effects or self._kvstore is None:
+        if self._kvstore is None:
             return
         for lookup in effects.lookups:
             _spawn(self._look_up(self._kvstore, core, lookup), self._lookups)
