@@ -35,42 +35,42 @@ NO_F32: NDArray[np.float32] = _none_of(F32)
 NO_U8: NDArray[np.uint8] = _none_of(U8)
 
 
-def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """Return a read-only view of a column. Raises InvalidArgument if its length is no multiple of the element size."""
-    if len(column) % dtype.itemsize:
-        raise InvalidArgument(
-            "BAD_COLUMN",
-            f"Column {name} has {len(column)} bytes, no multiple of {dtype.itemsize}.",
-            "Send packed little-endian values.",
-            param=name,
-        )
-    return np.frombuffer(column, dtype)
-
-
 def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    """The inverse of `unpack`. A Python integer that does not fit the type raises OverflowError; elements of an array
-    are converted without a check."""
+    """Return the values as a column. A Python integer that does not fit the type raises OverflowError; elements of an
+    array are converted without a check."""
     return np.asarray(values, dtype=dtype).tobytes() if len(values) else b""
+
+
+# These give read-only views of columns, and raise InvalidArgument for bytes that are no multiple of the element's size.
 
 
 def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
     """An int32 column as an array."""
-    return unpack(column, I32, name) if column else NO_I32
+    try:
+        return np.frombuffer(column, I32) if column else NO_I32
+    except ValueError:
+        raise _bad_column(column, I32, name) from None
 
 
 def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
     """An int64 column as an array."""
-    return unpack(column, I64, name) if column else NO_I64
+    try:
+        return np.frombuffer(column, I64) if column else NO_I64
+    except ValueError:
+        raise _bad_column(column, I64, name) from None
 
 
 def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
     """A float32 column as an array."""
-    return unpack(column, F32, name) if column else NO_F32
+    try:
+        return np.frombuffer(column, F32) if column else NO_F32
+    except ValueError:
+        raise _bad_column(column, F32, name) from None
 
 
 def u8(column: bytes, name: str = "column") -> NDArray[np.uint8]:
     """A uint8 column as an array."""
-    return unpack(column, U8, name) if column else NO_U8
+    return np.frombuffer(column, U8) if column else NO_U8
 
 
 def pack_i32(values: Sequence[int] | NDArray[Any]) -> bytes:
@@ -108,3 +108,13 @@ def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
             "UNEQUAL_COLUMNS", f"Columns of {what} differ in length: {lengths}.", "Send columns of equal lengths."
         )
     return found.pop() if found else 0
+
+
+def _bad_column(column: bytes, dtype: np.dtype[Any], name: str) -> InvalidArgument:
+    """Return the error for a column whose bytes are no whole number of elements."""
+    return InvalidArgument(
+        "BAD_COLUMN",
+        f"Column {name} has {len(column)} bytes, no multiple of {dtype.itemsize}.",
+        "Send packed little-endian values.",
+        param=name,
+    )

@@ -152,8 +152,10 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
         message.tracestate,
         min(max(message.tenant_weight, 1), MAX_WEIGHT),
     )
-    for name in ("request_id", "tenant", "traceparent", "tracestate"):
-        _check_text(name, getattr(context, name))
+    _check_text("request_id", context.request_id)
+    _check_text("tenant", context.tenant)
+    _check_text("traceparent", context.traceparent)
+    _check_text("tracestate", context.tracestate)
     return context
 
 
