@@ -3,11 +3,14 @@ intervals, or when a request ends."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from quire_common.telemetry.metrics import counter, gauge, histogram, registry
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter
+
     from quire_common.credit import Report, WorkerHello
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.scheduler import LoadFigures
@@ -25,6 +28,7 @@ _waiting_by_reason = gauge(
     "Requests that wait: for a slot or pages (capacity), or for the kvstore or another engine (deferred).",
     ("reason",),
 )
+_waiting_deferred, _waiting_capacity = map(_waiting_by_reason.labels, ("deferred", "capacity"))
 _oldest_wait_s = gauge(_P + "oldest_wait_seconds", "How long the request has waited that waits longest; 0: none does.")
 _kv_usage = gauge(_P + "kv_cache_usage_ratio", "Share of the device's pages in use, 0 to 1. Free pages may be cached.")
 _cache_config = gauge(
@@ -39,6 +43,9 @@ _lora_info = gauge(
     ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
 _pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
+_free_pages, _cached_pages, _referenced_pages, _fenced_pages = map(
+    _pages.labels, ("free", "cached", "referenced", "fenced")
+)
 _finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
 _by_source = counter(_P + "prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", ("source",))
 page_watchers = gauge(_P + "page_watchers", "WatchPages streams.")
@@ -172,14 +179,14 @@ def show(load: LoadFigures, cached_pages: int, deferred: int) -> None:
     that wait for the kvstore, for another engine or, set aside, for room to pull."""
     _running.set(load.running)
     _waiting.set(load.waiting)
-    _waiting_by_reason.labels("deferred").set(deferred)
-    _waiting_by_reason.labels("capacity").set(load.waiting - deferred)
+    _waiting_deferred.set(deferred)
+    _waiting_capacity.set(load.waiting - deferred)
     _kv_usage.set((load.pages - load.free_pages) / load.pages if load.pages else 0.0)
     _open_transfers.set(load.open_transfers)
-    _pages.labels("free").set(load.free_pages - cached_pages)
-    _pages.labels("cached").set(cached_pages)
-    _pages.labels("referenced").set(load.referenced_pages)
-    _pages.labels("fenced").set(load.pages - load.free_pages - load.referenced_pages)
+    _free_pages.set(load.free_pages - cached_pages)
+    _cached_pages.set(cached_pages)
+    _referenced_pages.set(load.referenced_pages)
+    _fenced_pages.set(load.pages - load.free_pages - load.referenced_pages)
 
 
 def show_oldest_wait(seconds: float) -> None:
@@ -187,11 +194,17 @@ def show_oldest_wait(seconds: float) -> None:
     _oldest_wait_s.set(seconds)
 
 
+@cache
+def _finished_by(reason: str) -> Counter:
+    """Return the counter of requests that ended by this reason."""
+    return _finished.labels(reason)
+
+
 def ended(request: Request, reason: str) -> None:
     """Count a request that has ended, by the reason, and record in histograms how long each part of its life took.
     Parts that it did not reach are left out."""
     timing = request.timing
-    _finished.labels(reason).inc()
+    _finished_by(reason).inc()
     _request_s.observe(timing.finished_s - timing.submitted_s)
     if timing.pull_s:
         _pull_s.observe(timing.pull_s)

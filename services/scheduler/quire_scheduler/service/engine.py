@@ -86,6 +86,8 @@ class Engine:
         self._sinks: dict[int, OutputSink] = {}
         self._next_session = 1
         self._outputs: list[SessionOutputs] = []
+        # Ended requests that are not in the metrics yet, with their reasons.
+        self._ended_requests: list[tuple[Request, str]] = []
         self._spans = RequestSpans()
         self._meter = metrics.Meter()
         self._lookups: set[asyncio.Task[None]] = set()
@@ -270,7 +272,8 @@ class Engine:
 
     def flush(self) -> None:
         """Deliver the outputs to their sessions; a session whose sink takes no more is closed, with a log line. Outputs
-        of unknown sessions are dropped. If the core is idle or there is none, wake the tasks that wait for that."""
+        of unknown sessions are dropped. Then add the requests that have ended to the metrics. If the core is idle or
+        there is none, wake the tasks that wait for that."""
         if self.core is not None:
             self._outputs += self.core.take_outputs()
         outputs, self._outputs = self._outputs, []
@@ -279,6 +282,9 @@ class Engine:
             if sink is not None and not sink.deliver(out):
                 log.warning("session ended: it does not keep up", session=out.session)
                 self.close_session(out.session)
+        # Metrics are updated after the outputs are on their way.
+        if self._ended_requests:
+            self._count_ended()
         if self.core is None or self.core.idle:
             self._idle.set()
 
@@ -340,6 +346,7 @@ class Engine:
         core, self.core = self.core, None
         if core is not None:
             core.worker_lost(draining_error(), now_s())
+            self._count_ended()
             self._carry_out(core)
         await asyncio.gather(*self._releases, return_exceptions=True)
 
@@ -392,8 +399,15 @@ class Engine:
             self._kick()
 
     def _ended(self, request: Request, reason: str, code: str) -> None:
-        metrics.ended(request, reason)
+        """End the request's span, and note the request for `_count_ended`."""
+        self._ended_requests.append((request, reason))
         self._spans.end(request, reason, code)
+
+    def _count_ended(self) -> None:
+        """Add the requests that have ended since the last call to the metrics."""
+        for request, reason in self._ended_requests:
+            metrics.ended(request, reason)
+        self._ended_requests.clear()
 
 
 def _after(session: int) -> int:

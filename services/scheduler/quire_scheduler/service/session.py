@@ -114,6 +114,8 @@ class Session:
                 if self._error is not None:
                     return  # `run` raises the error once the router reads
                 await self._apply(message)
+                # The worker's link sends the Grant for this message before the next one is read.
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -131,7 +133,8 @@ class Session:
         answered by a failed note; if that finds no room, the session ends. After each 5 ms of submits, other tasks may
         run. Once the session has ended by an error, the rest of the message is dropped. Raises InvalidArgument for a
         handover or abort whose column is not of int32."""
-        clock, turn_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time() + _TURN_S
+        clock = asyncio.get_running_loop().time
+        turn_s = clock() + _TURN_S
         for submit in message.submit:
             if clock() > turn_s:
                 # Submits with many control values or tokens take milliseconds each, so steps go on in between.
@@ -175,11 +178,13 @@ class Session:
         If outputs with prompt logprobs find no room, their requests fail, and the rest is queued. Returns False if
         there is no room for the rest either: then the router reads too slowly, and the session ends. False too if the
         session has ended by an error before."""
-        pieces = split_outputs(outputs, PIECE_BYTES)
-        messages = list(map(outputs_to_pb, pieces))
-        if len(messages) == 1 and self._join_last_message(outputs, messages[0]):
+        pieces, messages = [outputs], [outputs_to_pb(outputs)]
+        if messages[0].ByteSize() > PIECE_BYTES:
+            pieces = split_outputs(outputs, PIECE_BYTES)
+            messages = list(map(outputs_to_pb, pieces))
+        elif self._waiting and self._join_last_message(outputs, messages[0]):
             return True
-        if not self._has_room(messages) and outputs.prompt_logprobs:
+        if outputs.prompt_logprobs and not self._has_room(messages):
             # The router may read as fast as it can: the requests ask for too much.
             return self._take_step(self._without_prompt_logprobs(outputs))
         if not self._put(*messages):

@@ -10,21 +10,24 @@ class WakeEvent:
     changes, or at `sets`, before it waits."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        # What the present waiters wait for; None while there are none.
+        self._event: asyncio.Event | None = None
         self.sets = 0
         """How often it was set."""
 
     def set(self) -> None:
         """Wake all present waiters."""
         self.sets += 1
-        event, self._event = self._event, asyncio.Event()
-        event.set()
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the next `set`. Returns True when it comes, False if `timeout_s` ran out before (None: no limit)."""
+        event = self._event = self._event or asyncio.Event()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._event.wait()
+                await event.wait()
         except TimeoutError:
             return False
         return True

@@ -148,7 +148,8 @@ class WorkerLink:
         try:
             hello = await self._read_hello(call)
             self._call = call
-            self._monitor = LivenessMonitor(*self._timeouts_s, asyncio.get_running_loop().time())
+            loop = asyncio.get_running_loop()
+            self._monitor = LivenessMonitor(*self._timeouts_s, loop.time())
             self._engine.attach(hello)
             self._ready.set()
             self._attached(True)
@@ -159,8 +160,7 @@ class WorkerLink:
                 if message.epoch != epoch:
                     log.warning("a frame of another epoch was dropped", run=message.epoch.run)
                     continue
-                now = asyncio.get_running_loop().time()
-                self._monitor.frame_received(now, message.retired, heartbeat=message.heartbeat)
+                self._monitor.frame_received(loop.time(), message.retired, heartbeat=message.heartbeat)
                 report = decode_report(message)
                 self._engine.on_report(report)
                 # The Grant for the worker's next step goes out first, then the sessions get the outputs of the last
@@ -168,7 +168,7 @@ class WorkerLink:
                 self._send_grants()
                 self._engine.flush()
                 # Metrics are updated after both are on their way.
-                asyncio.get_running_loop().call_soon(metrics.steps, report)
+                loop.call_soon(metrics.steps, report)
         except asyncio.CancelledError:
             # CancelledError has three causes: this side cancelled the call, the link itself is being closed, or gRPC
             # cancelled the call because a Grant could not be written.
@@ -219,14 +219,21 @@ class WorkerLink:
             self._kicked = asyncio.get_running_loop().call_soon(self._grant_and_deliver)
 
     def _grant_and_deliver(self) -> None:
-        """Send Grants and deliver the outputs to the sessions. If that raises, log the error and give up the worker."""
+        """Send Grants, then deliver the outputs to the sessions. The outputs wait for the next turn of the event loop:
+        by then, the stream has written the Grants."""
         self._kicked = None
+        if self._succeeds(self._send_grants):
+            asyncio.get_running_loop().call_soon(self._succeeds, self._engine.flush)
+
+    def _succeeds(self, work: Callable[[], None]) -> bool:
+        """Do the work, and return True. If it raises, log the error, give up the worker and return False."""
         try:
-            self._send_grants()
-            self._engine.flush()
+            work()
         except Exception:
             log.exception("the next Grant could not be made")
             self._give_up("its scheduler failed")
+            return False
+        return True
 
     def _give_up(self, why: str) -> None:
         """Cancel the stream to the worker, and record the reason. Without an epoch, nothing happens."""
