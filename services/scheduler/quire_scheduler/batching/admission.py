@@ -18,6 +18,7 @@ from quire_scheduler.core.request import State
 from quire_scheduler.kv.prefix_cache import Hit
 
 if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
     from quire_scheduler.batching.grant_policy import GrantPolicy
     from quire_scheduler.core.replica import Replica
     from quire_scheduler.core.request import Request
@@ -118,7 +119,8 @@ class Admission:
                 waiting.look_up(request, now)
                 replica.kv.look_up(request, hit.pages)
                 continue
-            left_bytes -= start_bytes(request.resumed_sequence(), request.context, count * replica.pools.groups)
+            sequence = request.resumed_sequence()
+            left_bytes -= start_bytes(sequence, request.context, count * replica.pools.groups)
             controls = request.sequence.sampling.controls
             left_values -= 0 if controls is None else control_values(controls)
             if starts and min(left_bytes, left_values) < 0:
@@ -127,7 +129,7 @@ class Admission:
             begin = self._take_pulled_pages if request.state is State.PULLED else self._take_pages
             waiting.pop_head()
             begin(request, hit, count)
-            starts.append(self._give_slot(request, ceiling, now))
+            starts.append(self._give_slot(request, sequence, ceiling, now))
         return starts
 
     def _begin_pull(self, request: Request, now: float) -> bool:
@@ -165,7 +167,7 @@ class Admission:
         `_note_stuck`)."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
-        known, lead = request.known_len, policy.lead()
+        known, at_hand, lead = request.known_len, hit.pages, policy.lead()
         if request.sequence.constraint is not None:
             lead += policy.extra_lead()
         least = pools.pages_for(known)
@@ -175,11 +177,11 @@ class Admission:
             # lacks pages for its lead, it is taken back at once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
-            computed = min(hit.pages * replica.page_size, known)
+            computed = min(at_hand * replica.page_size, known)
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
-        held = hit.pages if request.state is State.PULLED else 0
-        left = max(self._pages_left(hit.pages, pools.free_beside(hit.tables)), held)
+        held = at_hand if request.state is State.PULLED else 0
+        left = max(self._pages_left(at_hand, pools.free_beside(hit.tables)), held)
         if least <= left:
             replica.holdings.moved_on()
             replica.expected_wait.note_pages(lacking=False)
@@ -219,14 +221,14 @@ class Admission:
     def _take_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. The pages that the
         kvstore has begin to load, and the prefix cache is told."""
-        replica = self._replica
+        replica, at_hand = self._replica, hit.pages
         # The pages of the hit are shared first, lest they be evicted for the new ones.
         replica.pools.share(request, hit.tables)
-        replica.pools.give(request, count - hit.pages)
-        loaded = replica.kv.load_pages(request, hit.pages)
+        replica.pools.give(request, count - at_hand)
+        loaded = replica.kv.load_pages(request, at_hand)
         replica.cache.begin(request, hit, loaded)
         cached = loaded * replica.page_size
-        request.took_pages(hit.pages * replica.page_size, cached, cached)
+        request.took_pages(at_hand * replica.page_size, cached, cached)
 
     def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a PULLED request, which holds the pages of `hit`, more pages up to `count`, and end its pull. The tokens
@@ -241,10 +243,10 @@ class Admission:
         request.took_pages(local * size, came, whole * size)
         replica.kv.offload.skip(request, whole)
 
-    def _give_slot(self, request: Request, ceiling: int, now: float) -> Start:
-        """Give the request a slot and return its Start. At its first start, its session is told that the request is
-        admitted. A prefill-only request begins its transfer, or goes on with it at a later start; the note has the
-        transfer's ticket, if there is one."""
+    def _give_slot(self, request: Request, sequence: Sequence, ceiling: int, now: float) -> Start:
+        """Give the request a slot and return its Start, with the `sequence`. At its first start, its session is told
+        that it is admitted. A prefill-only request begins its transfer, or goes on with it at a later start; the note
+        has the transfer's ticket, if there is one."""
         replica = self._replica
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)
@@ -261,7 +263,7 @@ class Admission:
         return Start(
             slot=slot,
             order_key=request.order_key,
-            sequence=request.resumed_sequence(),
+            sequence=sequence,
             cached_len=request.cached_tokens,
             pages=tuple(np.array(table, np.int32) for table in request.tables),
             limit=min(capacity, ceiling),

@@ -41,6 +41,8 @@ class Credit:
         self._lead = RunAhead(at_first=self._page_size)
         self._most_row_tokens = hello.max_row_tokens
         self._most_constrained_row_tokens = hello.max_constrained_row_tokens
+        # Whether rows may sample several tokens in a step.
+        self._samples_several = max(hello.max_row_tokens, hello.max_constrained_row_tokens) > 1
         self._row_tokens = RecentMaximum()
         self._sent = 0
         self._retired = 0
@@ -101,7 +103,7 @@ class Credit:
         tokens of a row. Update the decaying counts of steps and of sequences that ended."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
-        if max(self._most_row_tokens, self._most_constrained_row_tokens) > 1 and len(report.count):
+        if self._samples_several and len(report.count):
             self._row_tokens.add(int(report.count.max()))
         if steps := report.steps:
             keep = max(0.0, 1.0 - steps / _RATE_STEPS)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.columns import NO_I32, NO_I64
 from quire_common.credit import Grant
 from quire_scheduler.batching.admission import Admission
 from quire_scheduler.batching.growth import Growth
@@ -38,24 +39,25 @@ class Planner:
         replica.kv.tick(now)
         plenty = growth.plan_growth(now)
         starts = self._admission.plan_starts(now, may_start=plenty)
-        changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
+        changes = bool(starts or growth.has_grown or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None
-        grown = growth.take_growth()
+        grown, stops, cancelled = growth.take_growth(), replica.stops, replica.moves.take_cancelled()
         grant = Grant(
             replica.hello.epoch,
             replica.next_seq,
-            stop_slot=np.array(replica.stops, np.int32),
-            stop_keep_pages=np.zeros(len(replica.stops), np.int32),
+            stop_slot=np.array(stops, np.int32) if stops else NO_I32,
+            stop_keep_pages=np.zeros(len(stops), np.int32) if stops else NO_I32,
             start=starts,
             limit_slot=grown.slot,
             limit_position=grown.limit,
             grow_slot=grown.page_slot,
             grow_group=grown.page_group,
             grow_page=grown.page,
+            order_slot=NO_I32,
             move=replica.moves.take_moves(),
             budget=policy.budget(),
-            cancel_move=np.array(replica.moves.take_cancelled(), np.int64),
+            cancel_move=np.array(cancelled, np.int64) if cancelled else NO_I64,
         )
         policy.granted(grant.seq)
         replica.granted()

@@ -66,18 +66,18 @@ class RunAhead:
         had been reported when the Grant was sent, to the first step that applied it. The distance is doubled if
         slots were stalled meanwhile."""
         self._stalls += bool(len(report.stalled_slot))
-        steps = report.steps
-        if not steps:
+        applied = report.step_applied
+        if not len(applied):
             return
-        newest = int(report.step_applied[-1])
+        newest = int(applied[-1])
         while self._sent and self._sent[0].seq <= newest:
             sent = self._sent.popleft()
-            first = report.first_step + int(report.step_applied.searchsorted(sent.seq))
+            first = report.first_step + int(applied.searchsorted(sent.seq))
             distance = first - sent.completed
             # The worker stood still meanwhile; otherwise it would have run further.
             self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
             self.steps = _covered(self._distance.value or self._at_first)
-        self._completed = report.first_step + steps - 1
+        self._completed = report.first_step + len(applied) - 1
 
 
 def _covered(distance: int) -> int:

@@ -142,15 +142,16 @@ class OutputProcessor:
         reasons = FINISH_REASONS[finish] if ends else finish
         rows = Rows(slots.session[slot], slots.handle[slot], report.count, report.token, reasons, report.logprobs)
         owners: dict[int, Request | None] = {}
+        drop = list[int]()
         if not mine:
             owners = {i: slots.held_at(int(slot[i]), int(applied[i])) for i in np.flatnonzero(~present).tolist()}
             self._append_late(report, rows, owners)
+            drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
         if single and mine:
             self._append(report)
         else:
             self._append_rows(report, present)
-        drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
-        heads = self._first_rows(report, present)
+        heads = self._first_rows(report, present) if slots.num_prefilling else []
         self._first_tokens(heads, now)
         if ends:
             drop += self._end_finished(report, rows, owners, fence, now)
@@ -180,10 +181,8 @@ class OutputProcessor:
 
     def _first_rows(self, report: Report, present: NDArray[np.bool_]) -> list[int]:
         """Return the slots whose `present` holders have sampled their first token since they were started."""
-        slots = self._replica.slots
-        if not slots.num_prefilling:
-            return []
-        heads: list[int] = report.slot[slots.prefilling[report.slot] & (report.count > 0) & present].tolist()
+        first = self._replica.slots.prefilling[report.slot]
+        heads: list[int] = report.slot[first & (report.count > 0) & present].tolist()
         return heads
 
     def _append_rows(self, report: Report, present: NDArray[np.bool_]) -> None:

@@ -127,7 +127,7 @@ class Request:
         """Make a request that arrived at `now` and is QUEUED. Its output begins with the sequence's output ids, which
         are the tokens of earlier attempts. `held_tokens` is the number of leading tokens whose pages somebody has, as
         the router believes; None if unknown."""
-        output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
+        output = array("i", sequence.output_ids.tobytes())
         return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 
     @property

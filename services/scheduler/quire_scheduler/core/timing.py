@@ -110,10 +110,10 @@ class Timing:
     def hops(self) -> list[Hop]:
         """Return the phases that took place, in the order of a request's life, each with its microseconds and number of
         operations."""
-        found = list[Hop]()
+        found, spent = list[Hop](), self._spent
         for phase, service in _SERVICES.items():
-            seconds, operations = self._spent.get(phase, _NOTHING)
-            if seconds or operations:
+            if phase in spent and spent[phase] != _NOTHING:
+                seconds, operations = spent[phase]
                 found.append(Hop(service, phase, max(int(seconds * 1e6), 0), operations))
         return found
 

@@ -123,7 +123,8 @@ class KvTraffic:
         self._cache = cache
         self._min_tokens = config.kvstore_min_tokens
         self._page_size = geometry.page_size
-        self._cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
+        # The measured cost of bringing pages back.
+        self.cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
         self._stats = stats
         self.watched_boot_id = 0
         """The boot id in the kvstore's last answer, if watchers can follow the kvstore; else 0."""
@@ -136,11 +137,6 @@ class KvTraffic:
         self._searches: dict[int, _Search] = {}
         # Answers to lookups whose requests have not started.
         self._found: dict[int, LookupResult] = {}
-
-    @property
-    def cost(self) -> ResumeCost:
-        """The measured cost of bringing pages back."""
-        return self._cost
 
     def tick(self, now: float) -> None:
         """Set the time, and store pages that are about to be evicted. Called before pages are allocated."""
@@ -185,7 +181,7 @@ class KvTraffic:
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
         hashes = self._asked(request)
-        compute_s = self._cost.compute_s(len(hashes))
+        compute_s = self.cost.compute_s(len(hashes))
         self._lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def take_answer(self, request: Request | None, result: LookupResult) -> None:
@@ -200,7 +196,7 @@ class KvTraffic:
         else:
             self._breaker.succeeded()
             self.watched_boot_id = result.boot_id if result.watched else 0
-            self._cost.looked_up(result.us)
+            self.cost.looked_up(result.us)
         if request is None or not result.pages:
             self._releases += result.leases
         else:
@@ -267,7 +263,7 @@ class KvTraffic:
         if not pages or not self.wants_lookup(request, 0):
             return False
         unstored = self.offload.unstored(request)
-        if not self.offload.may_save(request) or not self._cost.swap_pays(pages, unstored):
+        if not self.offload.may_save(request) or not self.cost.swap_pays(pages, unstored):
             return False
         self.search_again(request)
         self.offload.save(request)

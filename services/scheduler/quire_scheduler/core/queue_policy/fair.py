@@ -89,10 +89,10 @@ class FairQueue:
         self._last = tenant
         self._popped += 1
         request.take_order_key(self._popped)
-        if not len(tenant.queue):
-            self._deactivate(tenant)
         # The prompt is charged at once, because several requests may be handed out before the first is computed.
         self.charge(request.context, request.prompt_len)
+        if not len(tenant.queue):
+            self._deactivate(tenant)
         return request
 
     def next_key(self) -> int | None:
