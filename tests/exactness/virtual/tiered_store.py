@@ -138,7 +138,7 @@ class TieredStore(VirtualStore):
     def _lookup_us(self, lookup: Lookup) -> int:
         return self._rise(self._run(lookup))
 
-    def _take_back(self, leases: list[bytes]) -> None:
+    def _take_back(self, leases: Sequence[bytes]) -> None:
         for lease in leases:
             # Raises where it was given back before, or never given.
             del self.leases[lease]

@@ -15,7 +15,7 @@ from quire_scheduler.kv.kv_traffic import LookupResult
 from tests.exactness.events import Events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -141,7 +141,7 @@ class VirtualStore:
         late_us = int(self._rng.integers(0, self.weather.delay_us + 1))
         return min(late_us, self.weather.deadline_us)
 
-    def _take_back(self, leases: list[bytes]) -> None:
+    def _take_back(self, leases: Sequence[bytes]) -> None:
         for lease in leases:
             assert lease not in self._given_back, "a lease is given back twice"
             self._given_back.add(lease)
