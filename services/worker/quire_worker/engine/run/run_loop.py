@@ -83,7 +83,7 @@ class RunLoop:
         # The newest session, and the earlier ones that were not over when it came.
         self._sessions: tuple[Session, ...] = ()
         # The loop waits so long for an item before it asks the device to do deferred work; None: the device has none.
-        self._send_timeout_s: float | None = QUIET_S
+        self._inbox_timeout_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()
         self._vacant = threading.Event()
@@ -198,15 +198,15 @@ class RunLoop:
         block = wait
         try:
             while True:
-                item = self._inbox.get(block, self._send_timeout_s)
+                item = self._inbox.get(block, self._inbox_timeout_s)
                 block = False
                 if isinstance(item, _Stop):
                     return False
                 self._handle(item)
-                self._send_timeout_s = QUIET_S
+                self._inbox_timeout_s = QUIET_S
         except queue.Empty:
             if block:
-                self._send_timeout_s = self._let_prepare()
+                self._inbox_timeout_s = self._let_prepare()
             return True
 
     def _let_prepare(self) -> float | None:
