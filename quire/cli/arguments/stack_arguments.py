@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quire.channel import bearer
 from quire.engine_options import ENGINE_OPTIONS, OPTION_NAMES, stack_flags
 from quire.errors import InvalidArgument
 from quire.local.service_tls import check_folder
@@ -91,7 +92,7 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
     model of the catalogue is downloaded. Without a served name among the flags, clients call the model as `model` does.
     `owned`: the stack ends with the process that starts it. Raises InvalidArgument or Unsupported for unknown or
     refused options, an incomplete TLS folder, numbers of members and ports that StackSpec refuses, and an API key that
-    is empty or has a comma or outer spaces, and the errors of `find_model`. The services check most values, when they
+    is empty, has a comma or cannot be sent, and the errors of `find_model`. The services check most values, when they
     start."""
     for key in args.api_key:
         _check_api_key(key)
@@ -124,13 +125,12 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
 
 
 def _check_api_key(key: str) -> None:
-    """Raise InvalidArgument for a key that is empty, or has a comma or spaces around it. A shell makes an empty key of
-    a variable that is not set, and without keys every caller is admitted."""
+    """Raise InvalidArgument for a key that is empty or has a comma, or that clients cannot send in a header. A shell
+    makes an empty key of a variable that is not set, and without keys every caller is admitted."""
     if not key.strip():
         raise InvalidArgument(
             "BAD_API_KEY", "An API key is empty.", "Give a key, or leave out --api-key to let everybody in."
         )
-    if "," in key or key != key.strip():
-        raise InvalidArgument(
-            "BAD_API_KEY", "An API key has a comma, or spaces around it.", "Repeat --api-key for several keys."
-        )
+    if "," in key:
+        raise InvalidArgument("BAD_API_KEY", "An API key has a comma.", "Repeat --api-key for several keys.")
+    bearer(key)

@@ -45,6 +45,9 @@ BAD = [
     (["up", "--api-key", ""], "An API key is empty", "BAD_API_KEY"),
     (["up", "--api-key", " "], "An API key is empty", "BAD_API_KEY"),
     (["serve", "--api-key", "good", "--api-key", "a,b"], "has a comma", "BAD_API_KEY"),
+    (["up", "--api-key", " key"], "The API key has spaces", "BAD_API_KEY"),
+    (["up", "--api-key", "k\u00e9y"], "characters other than printable ASCII", "BAD_API_KEY"),
+    (["serve", "--api-key", "good", "--api-key", "k\ty"], "characters other than printable ASCII", "BAD_API_KEY"),
     (["complete", "hi"], "No stack named 'default' runs here", "NOT_RUNNING"),
     (
         ["complete", "hi", "--address", "127.0.0.1:1", "--temperature", "nan"],
@@ -68,7 +71,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "message", "code"), BAD, ids=[" ".join(case[0]) for case in BAD])
+@pytest.mark.parametrize(("argv", "message", "code"), BAD, ids=[ascii(" ".join(case[0])) for case in BAD])
 def test_bad_input_is_a_headline_with_a_fix(argv: list[str], message: str, code: str, capsys: Capture) -> None:
     assert main(argv) == 1
     error = capsys.readouterr().err
