@@ -1,7 +1,8 @@
 """Keeper: restarts one member of a ready stack whenever its process ends; the new process has the same port.
 
 A member is one process of a stack. RestartPolicy chooses the delay: none after a process that ended in order, and a
-growing delay after crashes. After several failed starts in a row, the member is given up.
+growing delay after crashes. A process that does not serve in time is ended. After several failed starts in a row, the
+member is given up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from quire.local.process import ChildProcess
+from quire.local.process import FAILED_STOP_S, ChildProcess
 from quire.local.roster import Roster
 from quire.local.spec import StackSpec
 
@@ -104,12 +105,18 @@ class Keeper:
             return
 
     async def _serves(self, child: ChildProcess) -> bool:
-        """Wait until the process serves or has ended. Returns whether it serves; if so, an event reports the
-        restart."""
+        """Wait until the process serves or has ended. A process that does neither in the time in which a stack must be
+        ready is ended: by SIGTERM, then by SIGKILL. Returns whether it serves; if so, an event reports the restart."""
         serving = asyncio.ensure_future(self._roster.until_serving(self._name))
         ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
         try:
-            await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+            limit_s = self._spec.start_timeout_s
+            done, _ = await asyncio.wait({serving, ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._roster.stop_late(self._name)
+                await asyncio.wait({ended}, timeout=FAILED_STOP_S)
+                child.kill()
+                await ended
         finally:
             serving.cancel()
             ended.cancel()

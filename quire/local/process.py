@@ -18,6 +18,8 @@ from pathlib import Path
 
 from quire.local.pids import ProcessId
 
+# A process that failed to start has nothing to drain. It is killed so long after SIGTERM.
+FAILED_STOP_S = 5.0
 _BOOTSTRAP = Path(__file__).with_name("child.py")
 
 

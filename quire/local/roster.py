@@ -46,6 +46,8 @@ class Roster:
         self._held = HeldPorts()
         self._ports: dict[str, int] = {}
         self._last_progress: dict[str, float] = {}
+        # Why members are stopped whose newest process was not ready in time.
+        self._late: dict[str, RootCause] = {}
         self._state_is_stale = False
         self._began = time.monotonic()
 
@@ -120,7 +122,7 @@ class Roster:
     def cause_of_end(self, name: str) -> RootCause:
         """Return the reason for the end of the member's process."""
         child = self.children[name]
-        return read_root_cause(child.log, child.exit_code, child.log_start)
+        return self._late.get(name) or read_root_cause(child.log, child.exit_code, child.log_start)
 
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
         """Record in the state file that the member's process has ended: the phase is `exited`, or `failed` if the
@@ -151,13 +153,13 @@ class Roster:
         """Return the error START_TIMEOUT of a stack that is not ready in time. The error names the first member that is
         not ready, with its phase and log."""
         late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
-        return StartFailed(
-            "START_TIMEOUT",
-            f"It was not ready after {self._spec.start_timeout_s:g} s (phase: {self.state.services[late].phase}).",
-            "See its log; a larger model may need a longer --start-timeout.",
-            service=late,
-            log=str(self._directory.log(late)),
-        )
+        cause = self._lateness(late)
+        return StartFailed(cause.code, cause.message, cause.fix, service=late, log=str(self._directory.log(late)))
+
+    def stop_late(self, name: str) -> None:
+        """Send SIGTERM to a member that is not ready in time. The cause of its end is then START_TIMEOUT."""
+        self._late[name] = self._lateness(name)
+        self.children[name].terminate()
 
     def lost(self) -> Sequence[str]:
         """Return the members that are given up."""
@@ -185,8 +187,17 @@ class Roster:
         niceness = 0 if service_of(name) == "worker" else NICENESS
         child = ChildProcess(name, command, self._directory.log(name), environment, again=again, niceness=niceness)
         self.children[name] = child
+        self._late.pop(name, None)
         process = child.process
         self.state.services[name] = ServiceState(process.pid, process.start_time, self._ports[name], restarts=restarts)
+
+    def _lateness(self, name: str) -> RootCause:
+        """Return the cause START_TIMEOUT, with the member's phase."""
+        return RootCause(
+            "START_TIMEOUT",
+            f"It was not ready after {self._spec.start_timeout_s:g} s (phase: {self.state.services[name].phase}).",
+            "See its log; a larger model may need a longer --start-timeout.",
+        )
 
     def _loading(self, name: str, phase: str, share: float, detail: str) -> None:
         if phase != "ready":  # that is for its health to say

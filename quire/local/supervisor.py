@@ -16,7 +16,7 @@ from typing import Any
 from quire.errors import StartFailed
 from quire.local.events import Event, Failed, Ready, Stopped
 from quire.local.keeper import Keeper
-from quire.local.process import ChildProcess
+from quire.local.process import FAILED_STOP_S, ChildProcess
 from quire.local.roster import Roster
 from quire.local.spec import STOP_WAVES, StackSpec
 from quire.local.state import StateDirectory
@@ -24,8 +24,6 @@ from quire.local.state import StateDirectory
 _PORT_ATTEMPTS = 3
 # After the first death, how long others may take to die of the same cause, so that the right one is blamed.
 _FAULT_S = 0.3
-# A stack that failed to start has nothing to drain.
-_FAILED_STOP_S = 5.0
 
 
 class Supervisor:
@@ -65,12 +63,12 @@ class Supervisor:
             if not self._stop.is_set():
                 await self._keep()
         except StartFailed as error:
-            await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
+            await self._stop_children(FAILED_STOP_S, (self._spec.members,))
             self._roster.set_phase("failed")
             self._emit(Failed(error.service, error.code, error.message, error.fix, error.log))
             return False
         except BaseException:
-            await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
+            await self._stop_children(FAILED_STOP_S, (self._spec.members,))
             raise
         self._roster.set_phase("stopping")
         began = time.monotonic()
@@ -94,7 +92,7 @@ class Supervisor:
                 if error.code != "PORT_IN_USE" or attempt == _PORT_ATTEMPTS:
                     raise
                 # Somebody took one of our free ports first; the others know its address, so all start anew.
-                await self._stop_children(_FAILED_STOP_S, (self._spec.members,))
+                await self._stop_children(FAILED_STOP_S, (self._spec.members,))
 
     async def _until_ready(self) -> None:
         """Wait until all members serve, and report this by the state file and an event; or return when a stop is

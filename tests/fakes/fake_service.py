@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
 
-LOOK_S, TOLD_LIMIT_S = 0.1, 60.0
+LOOK_S, TOLD_LIMIT_S, HANG_S = 0.1, 60.0, 3600.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fail-once", default="", help="file: PORT_IN_USE while it does not exist, then create it")
     parser.add_argument("--fail-while", default="", help="file: the typed error GONE while it exists")
     parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--hang-once", default="", help="file: when it exists at the start, remove it and hang")
     parser.add_argument("--ready-after-s", type=float, default=0.0, help="of a worker: once its loading was told")
     parser.add_argument("--die-once", default="", help="file: when it exists, remove it and die of a typed error")
     parser.add_argument("--ignore-sigterm", action="store_true")
@@ -100,6 +101,9 @@ def main() -> int:
         return typed_failure("PORT_IN_USE")
     if options.fail_while and Path(options.fail_while).exists():
         return typed_failure("GONE")
+    if options.hang_once and Path(options.hang_once).exists():
+        Path(options.hang_once).unlink()
+        time.sleep(HANG_S)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, (lambda *_: None) if options.ignore_sigterm else (lambda *_: stopped.set()))
     if options.grandchild:

@@ -112,6 +112,22 @@ def test_service_that_cannot_restart_ends_the_stack_with_its_cause(tmp_path: Pat
 
 
 @pytest.mark.deep
+def test_service_that_hangs_while_it_restarts_is_started_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    watched = Watched(switches={"kvstore": ("--hang-once", str(flag))}, start_timeout_s=8.0)
+    flag.touch()
+    watched.kill("kvstore")
+    assert watched.wait(events.Died).code == "KILLED"
+    late = watched.wait(events.Died)
+    assert (late.service, late.code) == ("kvstore", "START_TIMEOUT")
+    assert 0 < late.restart_in_s <= 0.2
+    assert watched.wait(events.Restarted) == events.Restarted("kvstore", 2)
+    watched.kill("kvstore")
+    assert watched.wait(events.Died).code == "KILLED"
+    watched.close()
+
+
+@pytest.mark.deep
 def test_stack_survives_on_a_replica_and_a_restart_tries_again(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     watched = Watched(switches={"worker-2": ("--fail-while", str(flag))}, replicas=2)
