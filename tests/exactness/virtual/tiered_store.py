@@ -102,6 +102,7 @@ class TieredStore(VirtualStore):
         indices: Sequence[int],
         body: Callable[[int], memoryview],
         *,
+        timeout_s: float,
         context: object,
         mac: None,
     ) -> None:
@@ -126,7 +127,7 @@ class TieredStore(VirtualStore):
         outcome.append(PutOutcome(len(begun.wanted), stored, refused))
 
     def get_pages(
-        self, lease: bytes, indices: Sequence[int], *, context: object
+        self, lease: bytes, indices: Sequence[int], *, timeout_s: float, context: object
     ) -> Generator[tuple[int, bytes], None, None]:
         for index in indices:
             self._reach()

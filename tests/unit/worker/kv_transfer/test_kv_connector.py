@@ -18,6 +18,7 @@ from quire_worker.kv_transfer.job_queue import Job
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
 from quire_worker.kv_transfer.kvstore_queues import LoadQueue, StoreQueue
 from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.transports import data_link
 from quire_worker.kv_transfer.transports.grpc_transport import GrpcTransport
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
@@ -47,8 +48,13 @@ class Store:
         self.checks: QuireError | None = None
         """What a check fails with."""
         self.refuses: list[bytes] = []
+        self.limits_s: list[float] = []
+        """The time limits of the streams."""
 
-    def get_pages(self, lease: bytes, indices: range, *, context: object) -> Generator[tuple[int, bytes], None, None]:
+    def get_pages(
+        self, lease: bytes, indices: range, *, timeout_s: float, context: object
+    ) -> Generator[tuple[int, bytes], None, None]:
+        self.limits_s.append(timeout_s)
         try:
             if lease not in self.leases:
                 raise NotFound("LEASE_UNKNOWN", "m", "f")
@@ -76,9 +82,10 @@ class Store:
 
     def send_pages(
         self, lease: bytes, run: PageRun, dtype: str, indices: list[int], read: Callable[[int], memoryview], *,
-        context: object, mac: object,
+        timeout_s: float, context: object, mac: object,
     ) -> None:  # fmt: skip
         assert lease == b"put"
+        self.limits_s.append(timeout_s)
         for index in indices:
             data = bytes(read(index))
             self.framed[run.hashes[index]] = frame_page(run.key(index), dtype, data) + data
@@ -108,6 +115,15 @@ def test_a_load_brings_the_leases_first_pages(ring: Ring) -> None:
     assert carries.load(a_load(1, 2), sink) == 2
     assert sink.bodies() == [body(1), body(2)] and store.closed == 1
     assert carries.transport == "grpc"
+
+
+def test_a_stream_may_take_longer_for_more_pages(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_link, "FLOOR_BYTES_PER_S", PAGE_BYTES / 100)
+    store, page_source = Store(1, 2, 3), PlainPageSource(ring)
+    connector(store).load(a_load(1, 2), PlainPageSink(ring))
+    move = PageMove(1, MoveKind.STORE, 0, ids(4, 5, 6), tuple(digest(n) for n in (4, 5, 6)))
+    connector(store).store(move, page_source)
+    assert store.limits_s == [data_link.FRAME_S + 200, data_link.FRAME_S + 300]
 
 
 def other_key(framed: bytes) -> bytes:

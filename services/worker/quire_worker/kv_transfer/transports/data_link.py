@@ -37,6 +37,11 @@ FRAME_S = 5.0
 FLOOR_BYTES_PER_S = 50e6
 
 
+def time_budget_s(size: int) -> float:
+    """Return how long the other side may take in all over `size` bytes of pages."""
+    return FRAME_S + size / FLOOR_BYTES_PER_S
+
+
 class PeerUnreachable(DataConnectionError):
     """No connection was made. `silent`: the attempt took more than a second, so that probably nobody answered.
     Otherwise it failed at once, as if the connection was refused."""
@@ -58,9 +63,8 @@ class Exchange:
         self.set_time_budget(size)
 
     def set_time_budget(self, size: int) -> None:
-        """From now on, allow the other side FRAME_S and the time for `size` bytes at FLOOR_BYTES_PER_S. Time spent
-        before does not count."""
-        self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
+        """From now on, allow the other side the time for `size` bytes. Time spent before does not count."""
+        self._left_s = time_budget_s(size)
 
     def send(
         self,

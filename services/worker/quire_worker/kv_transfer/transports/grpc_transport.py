@@ -1,4 +1,5 @@
-"""The gRPC transport: Put and Get streams on the channel of the control calls. Every lease allows it."""
+"""The gRPC transport: Put and Get streams on the channel of the control calls. Every lease allows it. A stream may take
+as long as on a data connection, but here the time that the engine takes counts too."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import QuireError
 from quire_common.pages import PageCorrupt, check_page
 from quire_common.sequence import context_to_pb
+from quire_worker.kv_transfer.transports.data_link import time_budget_s
 
 if TYPE_CHECKING:
     from quire_common.kv.kv_client import KvClient, LeaseAccess
@@ -66,6 +68,7 @@ class GrpcTransport:
                 transfer.dtype,
                 indices,
                 body,
+                timeout_s=time_budget_s(len(indices) * transfer.page_bytes),
                 context=context_to_pb(transfer.context),
                 mac=transfer.mac,
             )
@@ -78,7 +81,12 @@ class GrpcTransport:
         """Stream the remaining pages from the store into the sink, and check each. Raises PageCorrupt for one that is
         damaged or out of order."""
         indices = range(sink.received_pages, len(transfer.run))
-        pages = self._client.get_pages(transfer.access.lease, indices, context=context_to_pb(transfer.context))
+        pages = self._client.get_pages(
+            transfer.access.lease,
+            indices,
+            timeout_s=time_budget_s(len(indices) * transfer.page_bytes),
+            context=context_to_pb(transfer.context),
+        )
         with contextlib.closing(pages):
             for index, framed in pages:
                 if index != sink.received_pages:
