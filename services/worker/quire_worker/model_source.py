@@ -212,7 +212,7 @@ def _load_on_gpu(
     info = model_info(config.name, loaded, processors, defaults, grammars)
 
     def make_copier(ring: Ring) -> Copier:
-        return CudaCopier(loaded.pages, ring)
+        return CudaCopier(loaded.pages, ring, config.worker_timeout_s)
 
     memory = loaded.pages.descriptor() if config.peer_listen != "off" else b""
     return ServedModel(

@@ -16,7 +16,8 @@ import torch
 
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.peers.peer_memories import IDLE_S, PeerMemories
-from quire_worker.engine.device import CLOSE_LIMIT_S
+from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock
+from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.ops.triton.gather_pages import compile_gather, gather_pages
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ log = get_logger(__name__)
 class CudaCopier:
     """Implements Copier. No step has to be waited for: a page that is stored was reported whole, and a page that is
     loaded gets its readers after its ticket has passed. If the ring cannot be registered, that is logged, and copies
-    are slow."""
+    are slow. No wait for the GPU takes longer than `step_timeout_s`: DEVICE_HUNG is raised then."""
 
-    def __init__(self, pages: CudaPages, ring: Ring) -> None:
+    def __init__(self, pages: CudaPages, ring: Ring, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._pages = pages
         self._ring = ring
@@ -49,7 +50,8 @@ class CudaCopier:
                 "the transfer agent's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status
             )
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        self._peers = PeerMemories(pages.page_bytes, self._stream.synchronize)
+        self._clock = StepClock(step_timeout_s)
+        self._peers = PeerMemories(pages.page_bytes, self._await_copies)
         self._marked = 0
         self._passed = 0
         self._events: queue.SimpleQueue[tuple[int, torch.cuda.Event] | None] = queue.SimpleQueue()
@@ -97,19 +99,24 @@ class CudaCopier:
         return ticket <= self._passed
 
     def drain(self) -> None:
-        self._stream.synchronize()
+        """Wait for all copies. Raises DEVICE_HUNG if they take too long, and an error of the GPU."""
+        self._await_copies()
         self._passed = self._marked
 
     def close(self) -> None:
-        """End the thread, waiting for it for a limited time, wait for all copies, close peers' memory and release the
-        ring. An error of the GPU in a copy is raised before memory and ring are released."""
+        """End the thread, wait for all copies, close peers' memory and release the ring. Waits CLOSE_LIMIT_S at most
+        for the thread, and as long for the copies. An error of the GPU in a copy, or DEVICE_HUNG, is raised before
+        memory and ring are released."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
-        self._stream.synchronize()
+        StepClock(CLOSE_LIMIT_S).poll(self._stream.query)
         self._peers.close()
         del self._memory
         if self._registered:
             self._driver.cudaHostUnregister(self._address)
+
+    def _await_copies(self) -> None:
+        self._clock.poll(self._stream.query)
 
     def _slot(self, slot: int) -> torch.Tensor:
         start = self._ring.offset_of(slot)

@@ -182,11 +182,11 @@ def broken() -> Internal:
 
 
 def hung(limit_s: float) -> Internal:
-    """Return the error DEVICE_HUNG, for a device on which a step has run for more than `limit_s` seconds; nothing can
-    run on it any more."""
+    """Return the error DEVICE_HUNG, for a device on which a step or copies of pages have run for more than `limit_s`
+    seconds; nothing can run on it any more."""
     return Internal(
         "DEVICE_HUNG",
-        f"A step has run for more than {limit_s:g} s, and its run is over.",
+        f"A step, or copies of pages, took more than {limit_s:g} s, and the run is over.",
         "The worker ends by itself; start it again, and see its log for what ran last. Where steps take that long, "
         "give the worker and its scheduler a longer --worker-timeout-s.",
     )

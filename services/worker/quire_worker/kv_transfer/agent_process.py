@@ -231,9 +231,8 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
-        """Forget all moves, end the process, and close the copier and the ring. An error of the GPU in the wait for
-        copies passes on before anything is closed."""
-        self.cancel_all()
+        """End the process, and close the copier and the ring. Moves get no result. An error of the GPU in the wait for
+        copies passes on before copier and ring are closed."""
         self._link.close()
         self._copier.close()
         self._ring.close()

@@ -49,7 +49,7 @@ class Copier(Protocol):
         """Whether the copies of that ticket, and all copies before it, have ended."""
 
     def drain(self) -> None:
-        """Wait for all copies that were begun."""
+        """Wait for all copies that were begun. Raises an error of the device."""
 
     def close(self) -> None:
         """Let go of the ring."""
