@@ -61,7 +61,8 @@ class SharedNixlAgent:
     @contextlib.contextmanager
     def using(self) -> Iterator[NixlAgent]:
         """Yield the agent. It is made if there is none, while other users wait, and closed when it has not been used
-        for `idle_s`. Raises DataConnectionError if it cannot be made."""
+        for `idle_s`, or after this use if the system has no thread left that could close it later. Raises
+        DataConnectionError if it cannot be made."""
         with self._lock:
             if self._agent is None:
                 self._agent = NixlAgent(self._ring)
@@ -76,9 +77,7 @@ class SharedNixlAgent:
             with self._lock:
                 self._users -= 1
                 if not self._users:
-                    self._timer = threading.Timer(self._idle_s, self._close_idle)
-                    self._timer.daemon = True
-                    self._timer.start()
+                    self._close_later(agent)
 
     def _begin(self) -> None:
         """Make an agent once, which loads NIXL, then let those go on that wait in `await_begun`; an error is logged."""
@@ -89,6 +88,19 @@ class SharedNixlAgent:
             log.error("no pages go by NIXL", cause=str(error))
         finally:
             self._begun.set()
+
+    def _close_later(self, agent: NixlAgent) -> None:
+        """Start the timer that closes the agent. If no thread is left for the timer, close the agent at once. The
+        caller holds the lock."""
+        timer = threading.Timer(self._idle_s, self._close_idle)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no thread is left
+            agent.close()
+            self._agent = None
+        else:
+            self._timer = timer
 
     def _close_idle(self) -> None:
         """Close the agent, unless somebody has used it since this timer began."""
