@@ -192,7 +192,9 @@ class PutManager:
             "pending pages are not those of the puts",
         )
         counted = sum(put.pending_bytes for put in puts)
-        require(self.pending_bytes == counted <= self._config.max_pending_bytes, "pending bytes were miscounted")
+        largest = HEADER_BYTES + self._config.max_page_bytes
+        bound = max(self._config.max_pending_bytes, largest)
+        require(self.pending_bytes == counted <= bound, "pending bytes were miscounted")
         for put in puts:
             require(put.busy <= put.offsets.keys(), "a page that has no memory is being written")
             require(put.intact <= put.offsets.keys() - put.busy, "a page that is being written counts as complete")
@@ -210,13 +212,15 @@ class PutManager:
 
     def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
         """Reserve `size` bytes for each of the missing pages, from the first on, until memory or `max_pending_bytes` is
-        used up. Pages of `keep` are not evicted for that, and are refreshed. Returns the offsets by index."""
+        used up. A page that is larger than that may be pending alone. Pages of `keep` are not evicted for that, and are
+        refreshed. Returns the offsets by index."""
         offsets: dict[int, int] = {}
+        most_bytes = max(self._config.max_pending_bytes, size)
         for page in keep:
             self._ram.acquire_page(page)
         for index in missing:
             pending_bytes = self.pending_bytes + size * (len(offsets) + 1)
-            offset = self._ram.reserve(size) if pending_bytes <= self._config.max_pending_bytes else None
+            offset = self._ram.reserve(size) if pending_bytes <= most_bytes else None
             if offset is None:
                 break
             offsets[index] = offset

@@ -157,6 +157,14 @@ def test_pending_bytes_are_bounded(make_store: MakeStore) -> None:
     assert store.begin_put(B, BODY_BYTES, 0)[:2] == ([], None)
 
 
+@pytest.mark.parametrize("max_pending_bytes", [BODY_BYTES, 1])
+def test_largest_page_may_be_pending_alone(make_store: MakeStore, max_pending_bytes: int) -> None:
+    store = make_store(pages=8, max_page_bytes=BODY_BYTES, max_pending_bytes=max_pending_bytes)
+    assert store.begin_put(A, BODY_BYTES, 0)[0] == [0]
+    assert store.begin_put(B, BODY_BYTES, 0)[:2] == ([], None)
+    store.check_integrity()
+
+
 def test_bounds_are_typed_errors(make_store: MakeStore) -> None:
     store = make_store(max_keys=4, max_page_bytes=BODY_BYTES, max_leases=1)
     twice = PageRun(A.namespace, 0, (A.hashes[0], A.hashes[0]))
