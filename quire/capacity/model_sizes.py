@@ -1,6 +1,6 @@
 """Computes a model's sizes from config.json or a GGUF file: parameters, bytes of weights, bytes of KV cache per token.
 
-This module knows the layout of the families that Quire serves. It knows nothing about speed.
+family_layouts.py has the differences between the families that Quire serves. This module knows nothing about speed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.capacity.family_layouts import FamilyLayout, layout_of
 from quire.capacity.gguf_fields import is_gguf, read_gguf_fields
 from quire.errors import InvalidArgument
 from quire.hub.cache import model_name, parse_hub_name
@@ -21,8 +22,9 @@ _WEIGHT_BYTES = 2
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Dimensions of a decoder with gated MLPs. `tied`: input and output
-    embeddings are one matrix."""
+    """Dimensions of a decoder. `tied`: input and output embeddings are one matrix. `mlp_matrices`: three if the MLP is
+    gated, otherwise two. `output_gate`: attention has one more matrix, for a gate. `positions`: rows of the position
+    embeddings."""
 
     name: str
     hidden_size: int
@@ -34,6 +36,9 @@ class ModelSizes:
     vocabulary: int
     tied: bool
     context: int
+    mlp_matrices: int = 3
+    output_gate: bool = False
+    positions: int = 0
 
     @property
     def embedding(self) -> int:
@@ -42,15 +47,16 @@ class ModelSizes:
 
     @property
     def gemm_parameters(self) -> int:
-        """Parameters that one token's GEMMs multiply: attention, gated MLPs and the output embedding. An untied input
-        embedding is left out."""
-        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size) + self.embedding
+        """Parameters that one token's GEMMs multiply: attention, MLPs and the output embedding. An untied input
+        embedding is left out, and so are position embeddings."""
+        attention = self.hidden_size * self.head_dim * ((2 + self.output_gate) * self.heads + 2 * self.kv_heads)
+        mlp = self.mlp_matrices * self.hidden_size * self.intermediate_size
+        return self.layers * (attention + mlp) + self.embedding
 
     @property
     def parameters(self) -> int:
         """All parameters except norms and biases, which are few."""
-        return self.gemm_parameters + (0 if self.tied else self.embedding)
+        return self.gemm_parameters + (0 if self.tied else self.embedding) + self.positions * self.hidden_size
 
     @property
     def weight_bytes(self) -> int:
@@ -70,24 +76,44 @@ class ModelSizes:
 
 def read_sizes(model: Path) -> ModelSizes:
     """Return the sizes of the model whose folder, config.json or GGUF file is at this path. Missing KV heads equal the
-    heads; a missing head_dim is hidden_size / heads. Raises InvalidArgument if the file cannot be read, if another size
-    is missing, or if one is not an integer from 1 to 2**31 - 1, and the errors of `read_gguf_fields`."""
+    heads, and a head_dim that is null is hidden_size / heads; the family has the other defaults. Raises InvalidArgument
+    if the file cannot be read, if a size without a default is missing, or if one is not an integer from 1 to 2**31 - 1,
+    and the errors of `read_gguf_fields`."""
     path = model / "config.json" if model.is_dir() else model
     fields = read_gguf_fields(path) if is_gguf(path) else _read_config(path)
+    layout = layout_of(fields)
+    fields = layout.adapt(fields)
     heads = _size(fields, "num_attention_heads", path)
     hidden_size = _size(fields, "hidden_size", path)
+    usual_head = 0 if "head_dim" in fields else layout.head_dim
+    inner = layout.mlp_ratio and hidden_size * _size(fields, "expansion_ratio", path, layout.mlp_ratio)
+    context = _size(fields, "max_position_embeddings", path, layout.context)
+    tied = fields.get("tie_word_embeddings")
     return ModelSizes(
         name=_name(model),
         hidden_size=hidden_size,
         layers=_size(fields, "num_hidden_layers", path),
-        intermediate_size=_size(fields, "intermediate_size", path),
+        intermediate_size=_size(fields, "intermediate_size", path, inner or None),
         heads=heads,
-        kv_heads=_size(fields, "num_key_value_heads", path, heads),
-        head_dim=_size(fields, "head_dim", path, max(1, hidden_size // heads)),
+        kv_heads=_kv_heads(fields, layout, heads, path),
+        head_dim=_size(fields, "head_dim", path, usual_head or max(1, hidden_size // heads)),
         vocabulary=_size(fields, "vocab_size", path),
-        tied=fields.get("tie_word_embeddings") is True,
-        context=_size(fields, "max_position_embeddings", path),
+        tied=layout.tied if tied is None else tied is True,
+        context=context,
+        mlp_matrices=3 if layout.gated else 2,
+        output_gate=layout.output_gate,
+        positions=0 if layout.extra_positions is None else context + layout.extra_positions,
     )
+
+
+def _kv_heads(fields: Mapping[str, Any], layout: FamilyLayout, heads: int, path: Path) -> int:
+    """Return the number of KV heads. An older Falcon has one, unless `multi_query` is off. Raises the errors of
+    `_size`."""
+    if not layout.multi_query:
+        return _size(fields, "num_key_value_heads", path, heads)
+    if fields.get("new_decoder_architecture"):
+        return _size(fields, "num_kv_heads", path, heads)
+    return 1 if fields.get("multi_query", True) else heads
 
 
 def _name(model: Path) -> str:
@@ -117,7 +143,7 @@ def _size(fields: Mapping[str, Any], name: str, path: Path, default: int | None 
         raise InvalidArgument(
             "BAD_MODEL_SIZES",
             f"{path}: `{name}` is {value!r:.80}, not a number of at least 1.",
-            "Give the folder of a Llama or Qwen model, with its own config.json.",
+            "Give the folder of a text model that Quire serves, with its own config.json.",
             param="model",
         )
     return value
