@@ -41,11 +41,8 @@ def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype
     return np.asarray(values, dtype=dtype).tobytes() if len(values) else b""
 
 
-# These give read-only views of columns, and raise InvalidArgument for bytes that are no multiple of the element's size.
-
-
 def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
-    """An int32 column as an array."""
+    """Return a read-only int32 view of the column. Raises InvalidArgument if its length is no multiple of 4."""
     try:
         return np.frombuffer(column, I32) if column else NO_I32
     except ValueError:
@@ -53,7 +50,7 @@ def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
 
 
 def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
-    """An int64 column as an array."""
+    """Return a read-only int64 view of the column. Raises InvalidArgument if its length is no multiple of 8."""
     try:
         return np.frombuffer(column, I64) if column else NO_I64
     except ValueError:
@@ -61,7 +58,7 @@ def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
 
 
 def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
-    """A float32 column as an array."""
+    """Return a read-only float32 view of the column. Raises InvalidArgument if its length is no multiple of 4."""
     try:
         return np.frombuffer(column, F32) if column else NO_F32
     except ValueError:
@@ -69,7 +66,7 @@ def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
 
 
 def u8(column: bytes, name: str = "column") -> NDArray[np.uint8]:
-    """A uint8 column as an array."""
+    """Return a read-only uint8 view of the column."""
     return np.frombuffer(column, U8) if column else NO_U8
 
 

@@ -18,7 +18,7 @@ from quire_common.errors import PermissionDenied, QuireError, Unauthenticated
 from quire_common.identity.watched_files import WatchedFiles
 from quire_common.telemetry.audit import ALLOWED, audit, bind_key_name
 from quire_router.key_file import KeyFile, load_key_file
-from quire_router.principal import DEFAULT_SCOPES, INFERENCE, KeyLimits, Principal
+from quire_router.principal import DEFAULT_SCOPES, INFERENCE, NO_LIMITS, KeyLimits, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ class ApiKeys:
         named: Iterable[tuple[bytes, Principal]] = (),
         default_limits: KeyLimits | None = None,
     ) -> None:
-        limits = default_limits or KeyLimits()
+        limits = default_limits or NO_LIMITS
         plain = ((digest, _plain_principal(digest, limits)) for digest in map(_digest, keys))
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
@@ -127,7 +127,7 @@ def load_api_keys(
     that `check` raises for the loaded keys. `check` also runs at each later load, in the thread that watches files; its
     error is then a failure as above.
     """
-    limits, inline = default_limits or KeyLimits(), tuple(inline)
+    limits, inline = default_limits or NO_LIMITS, tuple(inline)
 
     def load() -> ApiKeys:
         """Read the key file, if there is one, and return the keys with those of the flag. Raises the errors of

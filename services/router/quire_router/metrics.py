@@ -163,8 +163,8 @@ _tenant_tokens = metrics.counter("quire_router_tenant_tokens_total", "Tokens of 
 
 
 @cache
-def requests_of(route: str, status: int) -> Counter:
-    """Return the count of requests to this route that ended with this status. The first call makes it."""
+def requests_counter(route: str, status: int) -> Counter:
+    """Return the counter of ended requests with this route and status. It is made at the first call."""
     return _requests.labels(route, str(status))
 
 

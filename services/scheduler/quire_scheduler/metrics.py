@@ -28,7 +28,8 @@ _waiting_by_reason = gauge(
     "Requests that wait: for a slot or pages (capacity), or for the kvstore or another engine (deferred).",
     ("reason",),
 )
-_waiting_deferred, _waiting_capacity = map(_waiting_by_reason.labels, ("deferred", "capacity"))
+_waiting_deferred = _waiting_by_reason.labels("deferred")
+_waiting_capacity = _waiting_by_reason.labels("capacity")
 _oldest_wait_s = gauge(_P + "oldest_wait_seconds", "How long the request has waited that waits longest; 0: none does.")
 _kv_usage = gauge(_P + "kv_cache_usage_ratio", "Share of the device's pages in use, 0 to 1. Free pages may be cached.")
 _cache_config = gauge(
@@ -43,9 +44,10 @@ _lora_info = gauge(
     ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
 _pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
-_free_pages, _cached_pages, _referenced_pages, _fenced_pages = map(
-    _pages.labels, ("free", "cached", "referenced", "fenced")
-)
+_free_pages = _pages.labels("free")
+_cached_pages = _pages.labels("cached")
+_referenced_pages = _pages.labels("referenced")
+_fenced_pages = _pages.labels("fenced")
 _finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
 _by_source = counter(_P + "prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", ("source",))
 page_watchers = gauge(_P + "page_watchers", "WatchPages streams.")
@@ -195,8 +197,8 @@ def show_oldest_wait(seconds: float) -> None:
 
 
 @cache
-def _finished_by(reason: str) -> Counter:
-    """Return the counter of requests that ended by this reason."""
+def _finished_counter(reason: str) -> Counter:
+    """Return the counter of requests that ended for this reason. It is made at the first call."""
     return _finished.labels(reason)
 
 
@@ -204,7 +206,7 @@ def ended(request: Request, reason: str) -> None:
     """Count a request that has ended, by the reason, and record in histograms how long each part of its life took.
     Parts that it did not reach are left out."""
     timing = request.timing
-    _finished_by(reason).inc()
+    _finished_counter(reason).inc()
     _request_s.observe(timing.finished_s - timing.submitted_s)
     if timing.pull_s:
         _pull_s.observe(timing.pull_s)

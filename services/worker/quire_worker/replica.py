@@ -3,6 +3,7 @@ agent."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -154,13 +155,15 @@ class Replica:
             self._peers.begin()
 
     def close(self) -> None:
-        """End the model thread, the device, the KV transfer agents and the matcher, and close the peer listeners."""
-        self.loop.close()
-        self._device.close()
-        self._transfer_agent.close()
-        if self._matcher is not None:
-            self._matcher.close()
-        self._listeners.close()
+        """End the model thread, the device, the KV transfer agents and the matcher, and close the peer listeners. If
+        one of them raises, the others are closed all the same, and the error is raised at the end."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._listeners.close)
+            if self._matcher is not None:
+                stack.callback(self._matcher.close)
+            stack.callback(self._transfer_agent.close)
+            stack.callback(self._device.close)
+            stack.callback(self.loop.close)
 
 
 def _make_matcher(config: WorkerConfig, loaded: ServedModel) -> MatcherPool | None:

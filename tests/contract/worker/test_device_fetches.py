@@ -7,8 +7,9 @@ import torch
 
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
-from quire_common.errors import InvalidArgument, QuireError
+from quire_common.errors import Internal, InvalidArgument, QuireError
 from quire_worker.arrays import Int32
+from quire_worker.engine.device import hung
 from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.device_fetches import DeviceFetches
@@ -156,6 +157,15 @@ def test_an_error_of_the_device_is_that_moves_miss(rig: Rig, error: Exception, f
     reader.ended = True
     rig.ask(0, 7, 5)
     assert rig.fetches.finish_fetches() == [rig.opened] and rig.answers == [-1, 2]
+
+
+def test_device_that_hangs_behind_a_fetch_raises_device_hung(rig: Rig) -> None:
+    reader = FailingReader(rig.ring, hung(30.0))
+    reader.fails_to = "record_event"
+    rig.fetches = rig.with_reader(reader)
+    with pytest.raises(Internal, match="DEVICE_HUNG"):
+        rig.ask(0, 7, 5)
+    assert rig.answers == []
 
 
 def test_a_device_that_could_not_get_ready_is_not_asked(rig: Rig) -> None:

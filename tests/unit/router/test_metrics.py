@@ -17,7 +17,7 @@ def test_tenant_counts_its_requests_and_tokens() -> None:
 
 def test_requests_count_by_route_and_status() -> None:
     for status in (200, 200, 404):
-        metrics.requests_of("/of-test", status).inc()
+        metrics.requests_counter("/of-test", status).inc()
     for code, count in (("200", 2), ("404", 1)):
         labels = {"route": "/of-test", "code": code}
         assert registry.get_sample_value("quire_router_requests_total", labels) == count

@@ -102,7 +102,7 @@ def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> Logprob
 def check_sum(name: str, counts: NDArray[np.int32], total: int) -> None:
     """Raise InvalidArgument unless the counts are not negative and add up to `total`; `name` is their column."""
     # A negative count, taken as unsigned, is more than can follow.
-    if np.add.reduce(counts.view(np.uint32)) != total:
+    if int(counts.view(np.uint32).sum()) != total:
         raise InvalidArgument(
             "BAD_COUNTS", f"Column {name} adds up to {int(counts.sum())}, {total} follow.", "Send counts that add up."
         )

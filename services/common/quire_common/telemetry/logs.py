@@ -86,9 +86,10 @@ class Log:
     def _log(self, level: int, message: str, fields: dict[str, Any], exc_info: bool = False) -> None:
         logger = self._logger
         if logger.isEnabledFor(level):
-            # Not `logger.log`: it would look for the calling line in the stack, and no line of the log shows that.
-            error = sys.exc_info() if exc_info else None
-            logger.handle(logger.makeRecord(logger.name, level, "", 0, message, (), error, extra={"fields": fields}))
+            # `logger.log` would search the stack for the caller's file and line, which the formatters do not print.
+            exception = sys.exc_info() if exc_info else None
+            record = logger.makeRecord(logger.name, level, "", 0, message, (), exception, extra={"fields": fields})
+            logger.handle(record)
 
 
 def get_logger(name: str) -> Log:

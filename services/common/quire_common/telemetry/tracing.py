@@ -59,8 +59,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 # The header of a parent as Quire's services write it.
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _FAILED = Status(StatusCode.ERROR)
-_NO_CONTEXT = Context()
-_NO_SPAN = contextlib.nullcontext(trace.INVALID_SPAN)
+_EMPTY_CONTEXT = Context()
+_DISABLED_SPAN_BLOCK = contextlib.nullcontext(trace.INVALID_SPAN)
 _recorder: SpanRecorder | None = None
 
 
@@ -149,23 +149,23 @@ def span(
     attributes: Mapping[str, str | bool | int | float] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> contextlib.AbstractContextManager[Span]:
-    """Context manager: yield a new span, below `parent` (None: the current span), which is the current one inside the
-    block and ends with it. An exception gives it the error status, with the exception's class name, and passes through.
-    Without tracing, the span records nothing."""
+    """Return a context manager that yields a new span, below `parent` (None: the current span), which is the current
+    one inside the block and ends with it. An exception gives it the error status, with the exception's class name, and
+    passes through. Without tracing, the span records nothing."""
     if _recorder is None:
-        return _NO_SPAN
-    return _as_current(_recorder, name, parent, kind, attributes)
+        return _DISABLED_SPAN_BLOCK
+    return _recorded_span(_recorder, name, parent, kind, attributes)
 
 
 @contextlib.contextmanager
-def _as_current(
+def _recorded_span(
     recorder: SpanRecorder,
     name: str,
     parent: Context | None,
     kind: SpanKind,
     attributes: Mapping[str, str | bool | int | float] | None,
 ) -> Iterator[Span]:
-    """Do `span` with tracing."""
+    """Return the block of `span` when there is a recorder."""
     current = recorder.start_span(name, parent, kind, attributes)
     token = otel_context.attach(trace.set_span_in_context(current))
     try:
@@ -208,7 +208,7 @@ def mark_error(failed: Span, error_type: str) -> None:
 def context_of(parent: Span) -> Context:
     """A context whose current span is the given one: for `parent=` and `record_span`. Without tracing, an empty
     context."""
-    return _NO_CONTEXT if _recorder is None else trace.set_span_in_context(parent)
+    return _EMPTY_CONTEXT if _recorder is None else trace.set_span_in_context(parent)
 
 
 def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> None:

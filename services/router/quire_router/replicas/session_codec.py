@@ -35,7 +35,7 @@ def session_step(message: sb.SessionResponse, instance: str = "") -> SessionStep
     InvalidArgument for a column that cannot be read, and for columns of rows or logprobs that contradict each
     other."""
     finished, prefilled = message.finished, message.prefilled
-    # Most messages have rows and nothing else.
+    # Most messages have rows and nothing else, so other fields are read only where they have entries.
     return SessionStep(
         [_admitted(one) for one in message.admitted] if message.admitted else (),
         prompt_logprobs_from_pb(message.prompt_logprobs) if message.HasField("prompt_logprobs") else (),

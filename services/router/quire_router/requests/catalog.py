@@ -47,7 +47,7 @@ class Catalog:
         first; it is missing if that model has no defaults."""
         served = self.served(limits)
         found: dict[str, SamplingDefaults] = {}
-        for each in reversed(served):
+        for each in reversed(served):  # of several models with one name, the first counts
             if each.model.sampling_defaults:
                 found[each.name] = each.model.sampling_defaults
         if served and served[0].model.sampling_defaults:

@@ -115,8 +115,8 @@ class Generation:
 
     @property
     def listens(self) -> bool:
-        """Whether `call_when_ready` and `take_deltas` may be used. They may be used if the deltas have no logprobs,
-        because only logprobs need a call to a tokenizer."""
+        """Whether `call_when_ready` and `take_deltas` may be used, and `next_deltas` may be cancelled without a loss of
+        output. This is so if the deltas have no logprobs, because only logprobs need a call to a tokenizer."""
         return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
 
     def call_when_ready(self, listener: Callable[[], None]) -> None:
@@ -194,7 +194,7 @@ class Generation:
         self._abort()
 
     def _time_out(self) -> None:
-        """End the generation at its deadline."""
+        """Cancel the generation with REQUEST_TIMEOUT. Called at the deadline."""
         self.cancel(request_timeout(self.caller.timeout_s))
 
     def abandon(self, error: QuireError) -> None:
@@ -223,7 +223,7 @@ class Generation:
         all sequences; the last two by service, phase and instance."""
         total_us = (time.monotonic_ns() - self.arrived_ns) // 1000
         routes, engines = list[HopTiming](), list[HopTiming]()
-        moved_us = moved = detokenize_rows = 0
+        migrate_us = migrations = detokenize_rows = 0
         detokenize_us = 0.0
         for sequence in self.sequences:
             if sequence.kv.route is not None:
@@ -232,18 +232,18 @@ class Generation:
             detokenize_us += sequence.text.detokenize_us
             detokenize_rows += sequence.text.detokenize_rows
             if sequence.migration_history is not None:
-                moved_us += sequence.migration_history.total_us
-                moved += sequence.migration_history.times
+                migrate_us += sequence.migration_history.total_us
+                migrations += sequence.migration_history.times
         timings = [*self.router_timings]
-        if moved:
-            timings.append(HopTiming("router", "migrate", moved_us, moved))
+        if migrations:
+            timings.append(HopTiming("router", "migrate", migrate_us, migrations))
         timings.append(HopTiming("router", "total", total_us))
         timings.append(HopTiming("tokenizer", "detokenize", int(detokenize_us), detokenize_rows))
         return timings + _summed(routes + engines)
 
     def close(self) -> None:
         """End the generation: abort sequences that still run, call `release`, and record metrics and the trace.
-        `release` gives the places back and charges the used tokens, as far as no larger request does. Idempotent."""
+        `release` gives the places back and charges the used tokens, unless a larger request does both. Idempotent."""
         release, self._release = self._release, None
         if release is None:
             return
@@ -320,8 +320,8 @@ class Generation:
 
 
 def _summed(timings: Sequence[HopTiming]) -> list[HopTiming]:
-    """Return one timing for each service, phase and instance, with the sums of its times and counts, in the order of
-    the first ones."""
+    """Return one timing for each service, phase and instance, with the sums of its times and counts, in the order in
+    which they first occur."""
     sums: dict[tuple[str, str, str], HopTiming] = {}
     for one in timings:
         key = one.service, one.phase, one.instance

@@ -107,7 +107,7 @@ class LiveGenerations:
         self._running[generation] = next(self._numbers)
 
     def leave(self, generation: Generation, usage: Usage) -> None:
-        """Remove a generation that has ended, and has used these tokens. Add the tokens to the sums of the replica to
+        """Remove a generation that has ended; `usage` has its tokens. Add them to the sums of the replica to
         which its first sequence was sent last, if it was sent to any, and keep the generation in `recent` while an
         operator watches. Sums are kept for 512 replicas; beyond, those that changed longest ago are dropped.
         Idempotent."""

@@ -140,9 +140,9 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def note_answer(self) -> SequenceState | None:
-        """Remove the oldest unanswered message, because the tokenizer has answered it, and let `messages` go on. If
-        this answer completes the open of a suspect, returns the suspect, unless it has left the session; otherwise
-        returns None. Raises IndexError if no message is unanswered."""
+        """Remove the oldest unanswered message, because the tokenizer has answered it, and wake `messages` if anything
+        waits to be sent. If this answer completes the open of a suspect, returns the suspect, unless it has left the
+        session; otherwise returns None. Raises IndexError if no message is unanswered."""
         self._opening_bytes -= self._unanswered.popleft()[1]
         if self._rows or self._closes or self._opening or self._suspects or self._opening_suspect is not None:
             # There may be room for more opens, or for what waited for the last answer.

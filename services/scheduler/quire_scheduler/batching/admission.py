@@ -167,7 +167,7 @@ class Admission:
         `_note_stuck`)."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
-        known, at_hand, lead = request.known_len, hit.pages, policy.lead()
+        known, hit_pages, lead = request.known_len, hit.pages, policy.lead()
         if request.sequence.constraint is not None:
             lead += policy.extra_lead()
         least = pools.pages_for(known)
@@ -177,11 +177,11 @@ class Admission:
             # lacks pages for its lead, it is taken back at once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
-            computed = min(at_hand * replica.page_size, known)
+            computed = min(hit_pages * replica.page_size, known)
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
-        held = at_hand if request.state is State.PULLED else 0
-        left = max(self._pages_left(at_hand, pools.free_beside(hit.tables)), held)
+        held = hit_pages if request.state is State.PULLED else 0
+        left = max(self._pages_left(hit_pages, pools.free_beside(hit.tables)), held)
         if least <= left:
             replica.holdings.moved_on()
             replica.expected_wait.note_pages(lacking=False)
@@ -221,14 +221,14 @@ class Admission:
     def _take_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a READY request its pages: those of `hit`, and newly allocated ones up to `count`. The pages that the
         kvstore has begin to load, and the prefix cache is told."""
-        replica, at_hand = self._replica, hit.pages
+        replica, hit_pages = self._replica, hit.pages
         # The pages of the hit are shared first, lest they be evicted for the new ones.
         replica.pools.share(request, hit.tables)
-        replica.pools.give(request, count - at_hand)
-        loaded = replica.kv.load_pages(request, at_hand)
+        replica.pools.give(request, count - hit_pages)
+        loaded = replica.kv.load_pages(request, hit_pages)
         replica.cache.begin(request, hit, loaded)
         cached = loaded * replica.page_size
-        request.took_pages(at_hand * replica.page_size, cached, cached)
+        request.took_pages(hit_pages * replica.page_size, cached, cached)
 
     def _take_pulled_pages(self, request: Request, hit: Hit, count: int) -> None:
         """Give a PULLED request, which holds the pages of `hit`, more pages up to `count`, and end its pull. The tokens
@@ -244,9 +244,9 @@ class Admission:
         replica.kv.offload.skip(request, whole)
 
     def _give_slot(self, request: Request, sequence: Sequence, ceiling: int, now: float) -> Start:
-        """Give the request a slot and return its Start, with the `sequence`. At its first start, its session is told
-        that it is admitted. A prefill-only request begins its transfer, or goes on with it at a later start; the note
-        has the transfer's ticket, if there is one."""
+        """Give the request a slot and return its Start. `sequence`: `request.resumed_sequence()`. At the request's
+        first start, its session gets an AdmittedNote. A prefill-only request begins its transfer, or goes on with it at
+        a later start; the note has the transfer's ticket, if there is one."""
         replica = self._replica
         if replica.cache.enabled:
             replica.stats.searched_device(request.known_len, request.local_tokens)

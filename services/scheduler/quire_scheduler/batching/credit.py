@@ -41,7 +41,7 @@ class Credit:
         self._lead = RunAhead(at_first=self._page_size)
         self._most_row_tokens = hello.max_row_tokens
         self._most_constrained_row_tokens = hello.max_constrained_row_tokens
-        # Whether rows may sample several tokens in a step.
+        # Whether a row may sample several tokens in a step.
         self._samples_several = max(hello.max_row_tokens, hello.max_constrained_row_tokens) > 1
         self._row_tokens = RecentMaximum()
         self._sent = 0

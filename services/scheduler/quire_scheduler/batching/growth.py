@@ -46,13 +46,14 @@ _NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
 
 class Growth:
     """Grows the sequences for one Grant at a time: `plan_growth` gives them pages, then `take_growth` returns these
-    pages as the columns of the Grant. `has_grown`: some slots got pages that `take_growth` has not returned yet."""
+    pages as the columns of the Grant. `has_untaken_pages`: whether some slots got pages that `take_growth` has not
+    returned yet."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
         self._lifecycle = lifecycle
         self._policy = policy
-        self.has_grown = False
+        self.has_untaken_pages = False
         self._slot: NDArray[np.intp] = _NO_SLOTS
         self._count: NDArray[np.int32] = np.empty(0, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
@@ -94,7 +95,7 @@ class Growth:
 
     def take_growth(self) -> Grown:
         """Return the columns for the Grant, of the pages that slots got since the last call, and clear them."""
-        if not self.has_grown:
+        if not self.has_untaken_pages:
             return _NOTHING
         slot, count, groups = self._slot.astype(np.int32), self._count, len(self._pages)
         grown = Grown(
@@ -104,7 +105,7 @@ class Growth:
             np.repeat(np.arange(groups, dtype=np.int32), int(count.sum())),
             np.array([page for pages in self._pages for page in pages], np.int32),
         )
-        self.has_grown = False
+        self.has_untaken_pages = False
         self._slot, self._count, self._pages = _NO_SLOTS, self._count[:0], [[] for _ in self._pages]
         return grown
 
@@ -128,7 +129,7 @@ class Growth:
         fits = np.cumsum(missing[short]) <= replica.pools.free
         slot, count = active[short[fits]], missing[short[fits]]
         if len(slot):
-            self.has_grown = True
+            self.has_untaken_pages = True
             counts = count.tolist()
             requests = [slots.held(s) for s in slot.tolist()]
             given = replica.pools.give_each(requests, counts)

@@ -39,10 +39,11 @@ class Planner:
         replica.kv.tick(now)
         plenty = growth.plan_growth(now)
         starts = self._admission.plan_starts(now, may_start=plenty)
-        changes = bool(starts or growth.has_grown or replica.stops or replica.moves.outgoing)
+        changes = bool(starts or growth.has_untaken_pages or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None
-        grown, stops, cancelled = growth.take_growth(), replica.stops, replica.moves.take_cancelled()
+        grown, stops = growth.take_growth(), replica.stops
+        moves, cancelled = replica.moves.take_moves(), replica.moves.take_cancelled()
         grant = Grant(
             replica.hello.epoch,
             replica.next_seq,
@@ -55,7 +56,7 @@ class Planner:
             grow_group=grown.page_group,
             grow_page=grown.page,
             order_slot=NO_I32,
-            move=replica.moves.take_moves(),
+            move=moves,
             budget=policy.budget(),
             cancel_move=np.array(cancelled, np.int64) if cancelled else NO_I64,
         )

@@ -20,7 +20,7 @@ _WINDOW = 32
 
 
 class RecentMaximum:
-    """The largest measurement of the present window and of the one before it, as `value`; 0 before the first
+    """`value` is the largest measurement of the present window and of the one before it; 0 before the first
     measurement."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class _Sent(NamedTuple):
 
 
 class RunAhead:
-    """The largest recent distance plus a margin, as `steps`: the number of steps that credit must cover, so that it
-    does not run out before more credit arrives. Before the first measurement, `at_first` counts as the distance."""
+    """`steps` is the number of steps that credit must cover, so that it does not run out before more credit arrives:
+    the largest recent distance plus MARGIN. Before the first measurement, `at_first` counts as the distance."""
 
     def __init__(self, at_first: int) -> None:
-        self.steps = _covered(at_first)
+        self.steps = _steps_to_cover(at_first)
         self._at_first = at_first
         self._sent: deque[_Sent] = deque()
         self._completed = 0
@@ -76,10 +76,10 @@ class RunAhead:
             distance = first - sent.completed
             # The worker stood still meanwhile; otherwise it would have run further.
             self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
-            self.steps = _covered(self._distance.value or self._at_first)
+            self.steps = _steps_to_cover(self._distance.value or self._at_first)
         self._completed = report.first_step + len(applied) - 1
 
 
-def _covered(distance: int) -> int:
+def _steps_to_cover(distance: int) -> int:
     """Return the number of steps that credit must cover, given the distance."""
     return min(distance + MARGIN, MOST_STEPS)

@@ -66,10 +66,10 @@ class PendingQueue:
         """Return how many requests have left the policy and wait for a slot: those in LOOKUP, READY or PULLED. While
         fewer than 64 are in LOOKUP, those whose lookup has taken more than 5 ms are left out, so that others go on
         meanwhile."""
-        looking = len(self._lookups)
-        if 0 < looking < _MOST_LOOKING:
-            looking -= sum(now - since > _SLOW_S for _, since in self._lookups.values())
-        return looking + self._num_ready
+        slow = 0
+        if 0 < len(self._lookups) < _MOST_LOOKING:
+            slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
+        return len(self._lookups) - slow + self._num_ready
 
     def requests_ahead(self, context: RequestContext) -> float:
         """Return about how many requests would start before a new one of this tenant and priority: all that have left

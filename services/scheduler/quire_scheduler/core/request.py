@@ -75,7 +75,7 @@ class Request:
     context: RequestContext
     sequence: Sequence
     timing: Timing
-    # Number of prompt tokens.
+    # The number of prompt tokens, which never changes.
     prompt_len: int = field(init=False)
     transfer: KvTransfer = NO_TRANSFER
     # Number of leading tokens whose pages somebody had when the request came, as its router believed; None: the router

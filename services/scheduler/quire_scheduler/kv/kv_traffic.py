@@ -1,10 +1,10 @@
 """KvTraffic: the core's lookups in the kvstore, loads from it, and the leases on the pages that were found.
 
-The core does no I/O. Lookups and releases are collected, and the service carries them out; moves (copies of pages by
-the worker) go into the next Grant. Each lease is released exactly once: when its load has been reported, when its
-request leaves before it starts, when its answer cannot be used, or when the worker is gone. Every failure counts as a
-miss, and a circuit breaker pauses lookups while the kvstore does not answer. Stores to the kvstore are decided by
-`Offload`.
+The core does no I/O. KvTraffic collects lookups and releases (`take_effects`), and the service makes these calls. Moves
+(copies of pages by the worker) go into the next Grant. Each lease is released exactly once: when its load has been
+reported, when its request leaves before it starts, when its answer cannot be used, or when the worker is gone. Every
+failure counts as a miss, and a circuit breaker pauses lookups while the kvstore does not answer. Stores to the kvstore
+are decided by `Offload`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class KvTraffic:
         )
 
     def look_up(self, request: Request, local: int) -> None:
-        """Add to the effects a lookup of the request's pages after the first `local`, at most 8192 and without the page
+        """Queue a lookup of the request's pages after the first `local`, at most 8192 and without the page
         of its last token, with the time that computing them would take. The circuit breaker begins a try, the lookup
         counts for the limit of 8, and none is due any more. The caller has checked `wants_lookup`."""
         self._breaker.begin_try()

@@ -280,11 +280,11 @@ class PageAllocator:
         """Make these pages, whose fence has passed, idle if their content is kept, else free. A page that a move still
         reads waits for the end of the move."""
         last_first = pages[::-1]
-        settled, keeps = last_first.tolist(), self._kept[last_first].tolist()
-        if not self._lent and not any(keeps):
-            self._free += settled
+        numbers, kept_flags = last_first.tolist(), self._kept[last_first].tolist()
+        if not self._lent and not any(kept_flags):
+            self._free += numbers
             return
-        for page, kept in zip(settled, keeps, strict=True):
+        for page, kept in zip(numbers, kept_flags, strict=True):
             if page in self._lent:
                 self._awaited[page] = False
             elif kept:

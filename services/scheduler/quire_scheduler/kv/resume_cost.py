@@ -85,10 +85,10 @@ class ResumeCost:
         """Measure the speed of prefill by the steps of a Report; a Report without the times of its steps is ignored.
         Steps without prefill measure the time of decoding, which is subtracted from steps that prefill and have more
         than one row; at least a tenth of their time counts as prefill."""
-        rows_of_steps = report.step_rows.tolist()
-        if len(report.timing) != len(rows_of_steps):
+        step_rows = report.step_rows.tolist()
+        if len(report.timing) != len(step_rows):
             return
-        columns = (report.timing, report.step_prefill_tokens.tolist(), rows_of_steps)
+        columns = (report.timing, report.step_prefill_tokens.tolist(), step_rows)
         for timing, tokens, rows in zip(*columns, strict=True):
             us = float(timing.prepare + timing.forward + timing.sample + timing.copy)
             if not tokens:

@@ -86,8 +86,8 @@ class Engine:
         self._sinks: dict[int, OutputSink] = {}
         self._next_session = 1
         self._outputs: list[SessionOutputs] = []
-        # Ended requests that are not in the metrics yet, with their reasons.
-        self._ended_requests: list[tuple[Request, str]] = []
+        # Ended requests that the metrics do not count yet, with their reasons.
+        self._uncounted_requests: list[tuple[Request, str]] = []
         self._spans = RequestSpans()
         self._meter = metrics.Meter()
         self._lookups: set[asyncio.Task[None]] = set()
@@ -282,9 +282,7 @@ class Engine:
             if sink is not None and not sink.deliver(out):
                 log.warning("session ended: it does not keep up", session=out.session)
                 self.close_session(out.session)
-        # Metrics are updated after the outputs are on their way.
-        if self._ended_requests:
-            self._count_ended()
+        self._count_ended_requests()
         if self.core is None or self.core.idle:
             self._idle.set()
 
@@ -346,7 +344,7 @@ class Engine:
         core, self.core = self.core, None
         if core is not None:
             core.worker_lost(draining_error(), now_s())
-            self._count_ended()
+            self._count_ended_requests()
             self._carry_out(core)
         await asyncio.gather(*self._releases, return_exceptions=True)
 
@@ -399,15 +397,15 @@ class Engine:
             self._kick()
 
     def _ended(self, request: Request, reason: str, code: str) -> None:
-        """End the request's span, and note the request for `_count_ended`."""
-        self._ended_requests.append((request, reason))
+        """End the request's span, and note the request for `_count_ended_requests`."""
+        self._uncounted_requests.append((request, reason))
         self._spans.end(request, reason, code)
 
-    def _count_ended(self) -> None:
+    def _count_ended_requests(self) -> None:
         """Add the requests that have ended since the last call to the metrics."""
-        for request, reason in self._ended_requests:
+        for request, reason in self._uncounted_requests:
             metrics.ended(request, reason)
-        self._ended_requests.clear()
+        self._uncounted_requests.clear()
 
 
 def _after(session: int) -> int:

@@ -114,7 +114,7 @@ class Session:
                 if self._error is not None:
                     return  # `run` raises the error once the router reads
                 await self._apply(message)
-                # The worker's link sends the Grant for this message before the next one is read.
+                # Now the worker's link can send the Grant for this message, before the session reads the next message.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
@@ -178,7 +178,7 @@ class Session:
         If outputs with prompt logprobs find no room, their requests fail, and the rest is queued. Returns False if
         there is no room for the rest either: then the router reads too slowly, and the session ends. False too if the
         session has ended by an error before."""
-        pieces, messages = [outputs], [outputs_to_pb(outputs)]
+        pieces, messages = [outputs], [outputs_to_pb(outputs)]  # nearly every step is one message
         if messages[0].ByteSize() > PIECE_BYTES:
             pieces = split_outputs(outputs, PIECE_BYTES)
             messages = list(map(outputs_to_pb, pieces))

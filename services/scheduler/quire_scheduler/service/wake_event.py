@@ -10,7 +10,7 @@ class WakeEvent:
     changes, or at `sets`, before it waits."""
 
     def __init__(self) -> None:
-        # What the present waiters wait for; None while there are none.
+        # The event that the next `set` sets; None until somebody has waited since the last `set`.
         self._event: asyncio.Event | None = None
         self.sets = 0
         """How often it was set."""

@@ -219,21 +219,14 @@ class WorkerLink:
             self._kicked = asyncio.get_running_loop().call_soon(self._grant_and_deliver)
 
     def _grant_and_deliver(self) -> None:
-        """Send Grants, then deliver the outputs to the sessions. The outputs wait for the next turn of the event loop:
-        by then, the stream has written the Grants."""
+        """Send Grants and deliver the outputs to the sessions. If that raises, log the error and give up the worker."""
         self._kicked = None
-        if self._succeeds(self._send_grants):
-            asyncio.get_running_loop().call_soon(self._succeeds, self._engine.flush)
-
-    def _succeeds(self, work: Callable[[], None]) -> bool:
-        """Do the work, and return True. If it raises, log the error, give up the worker and return False."""
         try:
-            work()
+            self._send_grants()
+            self._engine.flush()
         except Exception:
-            log.exception("the next Grant could not be made")
+            log.exception("the next Grant could not be made, or outputs could not be delivered")
             self._give_up("its scheduler failed")
-            return False
-        return True
 
     def _give_up(self, why: str) -> None:
         """Cancel the stream to the worker, and record the reason. Without an epoch, nothing happens."""

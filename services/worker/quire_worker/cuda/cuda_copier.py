@@ -16,7 +16,7 @@ import torch
 
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.peers.peer_memories import IDLE_S, PeerMemories
-from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock
+from quire_worker.engine.device import CLOSE_LIMIT_S, poll_until
 from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.ops.triton.gather_pages import compile_gather, gather_pages
 
@@ -33,7 +33,7 @@ log = get_logger(__name__)
 class CudaCopier:
     """Implements Copier. No step has to be waited for: a page that is stored was reported whole, and a page that is
     loaded gets its readers after its ticket has passed. If the ring cannot be registered, that is logged, and copies
-    are slow. No wait for the GPU takes longer than `step_timeout_s`: DEVICE_HUNG is raised then."""
+    are slow. A wait for copies raises DEVICE_HUNG after `step_timeout_s` seconds; in `close`, after CLOSE_LIMIT_S."""
 
     def __init__(self, pages: CudaPages, ring: Ring, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -50,7 +50,7 @@ class CudaCopier:
                 "the transfer agent's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status
             )
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        self._clock = StepClock(step_timeout_s)
+        self._step_timeout_s = step_timeout_s
         self._peers = PeerMemories(pages.page_bytes, self._await_copies)
         self._marked = 0
         self._passed = 0
@@ -83,7 +83,7 @@ class CudaCopier:
 
     def record_event(self) -> int:
         """Enqueue an event behind all copies begun so far, and return its ticket. If no event can be made, log the
-        error and wait here until the copies have ended; an error of the GPU is raised then."""
+        error and wait here for the copies. Raises DEVICE_HUNG if they take too long, and an error of the GPU."""
         self._marked += 1
         try:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -109,14 +109,14 @@ class CudaCopier:
         memory and ring are released."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
-        StepClock(CLOSE_LIMIT_S).poll(self._stream.query)
+        poll_until(self._stream.query, CLOSE_LIMIT_S)
         self._peers.close()
         del self._memory
         if self._registered:
             self._driver.cudaHostUnregister(self._address)
 
     def _await_copies(self) -> None:
-        self._clock.poll(self._stream.query)
+        poll_until(self._stream.query, self._step_timeout_s)
 
     def _slot(self, slot: int) -> torch.Tensor:
         start = self._ring.offset_of(slot)

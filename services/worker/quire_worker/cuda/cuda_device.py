@@ -33,7 +33,7 @@ from quire_worker.cuda.step_columns import StepColumns, is_next_step
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
-from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock, broken
+from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock, broken, poll_until
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.engine.step_runner import failed_samples
@@ -294,7 +294,7 @@ class CudaDevice:
         if self._body.masks is not None and not self._thread.is_alive():
             try:
                 with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing any more
-                    StepClock(CLOSE_LIMIT_S).poll(self._stream.query)
+                    poll_until(self._stream.query, CLOSE_LIMIT_S)
             except Internal:
                 return
             self._body.masks.close()

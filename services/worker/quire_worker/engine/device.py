@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
-# `close` waits so long for a running step: a step that hangs must not keep the process alive.
+# The longest time that `close` waits for a device: a step or a copy that hangs must not keep the process alive.
 CLOSE_LIMIT_S = 5.0
 _POLL_S = 0.001
 
@@ -72,6 +72,12 @@ class StepClock:
         while not wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
             if time.monotonic() - self._moved_s >= self._limit_s:
                 raise hung(self._limit_s)
+
+
+def poll_until(is_done: Callable[[], bool], limit_s: float) -> None:
+    """Call `is_done` every millisecond until it returns True. Raises DEVICE_HUNG after `limit_s` seconds, and what
+    `is_done` raises."""
+    StepClock(limit_s).poll(is_done)
 
 
 class InlineDevice:
@@ -182,11 +188,11 @@ def broken() -> Internal:
 
 
 def hung(limit_s: float) -> Internal:
-    """Return the error DEVICE_HUNG, for a device on which a step or copies of pages have run for more than `limit_s`
+    """Return the error DEVICE_HUNG, for a device that has not finished a step or copies of KV pages within `limit_s`
     seconds; nothing can run on it any more."""
     return Internal(
         "DEVICE_HUNG",
-        f"A step, or copies of pages, took more than {limit_s:g} s, and the run is over.",
+        f"The device did not finish a step or copies of KV pages within {limit_s:g} s.",
         "The worker ends by itself; start it again, and see its log for what ran last. Where steps take that long, "
         "give the worker and its scheduler a longer --worker-timeout-s.",
     )

@@ -231,8 +231,8 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
-        """End the process, and close the copier and the ring. Moves get no result. An error of the GPU in the wait for
-        copies passes on before copier and ring are closed."""
+        """End the process, and close the copier and the ring. Open moves are not reported. If the wait for copies
+        raises, by DEVICE_HUNG or an error of the GPU, the ring stays open."""
         self._link.close()
         self._copier.close()
         self._ring.close()

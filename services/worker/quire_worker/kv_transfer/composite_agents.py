@@ -7,6 +7,7 @@ are announced at the start, the first moves wait for some tenths of a second.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -182,7 +183,9 @@ class AgentsByKind:
             transfer_agent.cancel_all()
 
     def close(self) -> None:
-        """Forget all moves, and close all agents."""
+        """Forget all moves, and close all agents. If an agent raises, the others are closed all the same, and the error
+        is raised at the end."""
         self._by_move.clear()
-        for transfer_agent in self._all:
-            transfer_agent.close()
+        with contextlib.ExitStack() as stack:
+            for transfer_agent in reversed(self._all):
+                stack.callback(transfer_agent.close)

@@ -49,10 +49,11 @@ class Copier(Protocol):
         """Whether the copies of that ticket, and all copies before it, have ended."""
 
     def drain(self) -> None:
-        """Wait for all copies that were begun. Raises an error of the device."""
+        """Wait for all copies that were begun. Raises DEVICE_HUNG if they take too long, and an error of the device."""
 
     def close(self) -> None:
-        """Let go of the ring."""
+        """Wait for all copies for a limited time, and release the ring. Raises DEVICE_HUNG if the copies take too long,
+        and an error of the device."""
 
 
 class HostCopier:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
-from quire_common.errors import QuireError
+from quire_common.errors import Internal, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import memory_of
 from quire_worker.side_process.frames import WireError
@@ -67,10 +67,12 @@ class DeviceFetches:
     def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
         """Begin a copy from the peer's memory. Returns its ticket, or None if the copy fails; the failure is logged and
         concerns only this move. After an unexpected error, waits for the copies under way, so that none writes once the
-        move is over; an error of the GPU in this wait is raised."""
+        move is over. An error of the GPU in this wait is raised, and so is DEVICE_HUNG."""
         try:
             self._copier.fetch(memory_of(move), source, target)
             return self._copier.record_event()
+        except Internal:  # DEVICE_HUNG
+            raise
         except QuireError as error:
             log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
         except Exception:  # out of memory, a kernel that cannot be compiled or launched

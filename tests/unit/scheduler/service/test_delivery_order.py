@@ -1,4 +1,4 @@
-"""What a change makes goes out in order: the Grant, then the outputs for the sessions, then the metrics."""
+"""The scheduler delivers outputs before it updates the metrics, and gives up the worker if it cannot deliver them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from quire_common.credit import Epoch, Grant
 from quire_common.sequence import RequestContext
 from quire_scheduler import metrics
 from quire_scheduler.config import SchedulerConfig
@@ -17,30 +16,6 @@ from quire_scheduler.service.wake_event import WakeEvent
 from quire_scheduler.service.worker_link import WorkerLink
 from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello
-
-
-async def test_grants_are_written_before_outputs_are_delivered() -> None:
-    grants, order = [Grant(Epoch(1, 1), 1)], list[str]()
-    engine: Any = SimpleNamespace(
-        call_for_grants=lambda _: None,
-        next_grant=lambda: grants.pop() if grants else None,
-        flush=lambda: order.append("outputs"),
-    )
-    link = WorkerLink(SchedulerConfig(), engine)
-    link._call = object()
-
-    async def write() -> None:
-        await link._out.get()
-        order.append("grant")
-
-    writer = asyncio.ensure_future(write())
-    await asyncio.sleep(0)
-    link._kick()
-    link._kick()
-    await asyncio.wait_for(writer, 5)
-    await asyncio.sleep(0)
-    assert order == ["grant", "outputs"]
-    await link.close()
 
 
 async def test_worker_is_given_up_if_outputs_cannot_be_delivered() -> None:
@@ -73,7 +48,7 @@ def test_ended_requests_enter_the_metrics_after_their_outputs(monkeypatch: pytes
     assert order == ["outputs", "metrics abort"]
 
 
-async def test_requests_that_end_with_the_engine_enter_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_engine_close_ends_enter_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = list[str]()
     monkeypatch.setattr(metrics, "ended", lambda request, reason: reasons.append(reason))
     engine = Engine(SchedulerConfig())

@@ -182,3 +182,15 @@ def test_each_kind_goes_to_its_own_and_ends_are_told_of_all() -> None:
     assert (stores.cancelled, peers.cancelled) == (1, 1)
     transfer_agents.close()
     assert (stores.cancelled, peers.cancelled) == (2, 2)
+
+
+def test_agent_that_cannot_be_closed_keeps_no_other_open() -> None:
+    stores, peers = FakeTransferAgent(), FakeTransferAgent()
+    stores.close = _fail  # type: ignore[method-assign]  # a stand-in
+    with pytest.raises(OSError, match="it hangs"):
+        AgentsByKind({MoveKind.LOAD: stores, MoveKind.PULL: peers}).close()
+    assert peers.cancelled == 1
+
+
+def _fail() -> None:
+    raise OSError("it hangs")

@@ -193,7 +193,7 @@ class Edge:
     def _count(route: str, status: int, arrived_ns: int) -> None:
         """Count the request by route and status. A request to a known route below /v1/ is also logged with its
         duration."""
-        metrics.requests_of(route, status).inc()
+        metrics.requests_counter(route, status).inc()
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 

@@ -155,7 +155,7 @@ class Invocations:
 
 
 class _Watch:
-    """Notices when the client leaves, and then ends the work for it. A task watches the connection for as long as the
+    """Notices when the client leaves, and then ends the client's work. A task watches the connection for as long as the
     `with` block lasts."""
 
     def __init__(self, receive: Receive) -> None:
@@ -193,7 +193,7 @@ class _Watch:
 
     async def _run(self) -> None:
         """Wait until the client leaves or the answer has ended. Then cancel the work that `unless_gone` awaits, and
-        abandon the generation, unless it has ended."""
+        abandon the generation if its sequences still run."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CYCLE = "quire.cycle"
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
-# Between a header's name and its value, and after it: ": " and a line break.
+# Of each header beside its name and value: ": " and CRLF.
 _SEPARATOR_BYTES = 4
 _TOO_LARGE = "HEAD_TOO_LARGE", "Request head too large."
 _TOO_SLOW = "HEAD_TOO_SLOW", "Request head too slow."

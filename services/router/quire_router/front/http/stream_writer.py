@@ -104,7 +104,7 @@ async def _next_deltas(generation: Generation, ping: Callable[[], Awaitable[None
     if not ping_s:
         return await generation.next_deltas()
     if not generation.listens:
-        return await _next_deltas_of_task(generation, ping, ping_s)
+        return await _next_deltas_uncancelled(generation, ping, ping_s)
     while True:
         try:
             async with asyncio.timeout(ping_s):
@@ -113,11 +113,12 @@ async def _next_deltas(generation: Generation, ping: Callable[[], Awaitable[None
             await ping()
 
 
-async def _next_deltas_of_task(
+async def _next_deltas_uncancelled(
     generation: Generation, ping: Callable[[], Awaitable[None]], ping_s: float
 ) -> list[Delta]:
-    """Do `_next_deltas` for deltas with logprobs. A task waits for them, because `next_deltas` must not be cancelled
-    while it fetches the bytes of their tokens: the deltas would be lost."""
+    """Do `_next_deltas` for a job with logprobs or prompt logprobs. No ping may cancel `next_deltas` here: the deltas
+    would be lost if `next_deltas` was fetching the bytes of their tokens. If the caller is cancelled, so is
+    `next_deltas`."""
     task = asyncio.ensure_future(generation.next_deltas())
     try:
         while not (await asyncio.wait((task,), timeout=ping_s))[0]:

@@ -89,7 +89,8 @@ class FairQueue:
         self._last = tenant
         self._popped += 1
         request.take_order_key(self._popped)
-        # The prompt is charged at once, because several requests may be handed out before the first is computed.
+        # The prompt is charged at once, because several requests may be handed out before the first is computed. It is
+        # charged while the tenant is active, because `charge` finds active tenants first.
         self.charge(request.context, request.prompt_len)
         if not len(tenant.queue):
             self._deactivate(tenant)

@@ -82,7 +82,7 @@ class RunLoop:
         self._session: Session | None = None
         # The newest session, and the earlier ones that were not over when it came.
         self._sessions: tuple[Session, ...] = ()
-        # The loop waits so long for an item before it asks the device to do deferred work; None: the device has none.
+        # The longest wait for an item before the device is asked to do deferred work; None: the device has none.
         self._inbox_timeout_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()

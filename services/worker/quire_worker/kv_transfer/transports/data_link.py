@@ -38,7 +38,7 @@ FLOOR_BYTES_PER_S = 50e6
 
 
 def time_budget_s(size: int) -> float:
-    """Return how long the other side may take in all over `size` bytes of pages."""
+    """Return the seconds that the other side may take for an exchange of `size` bytes of pages."""
     return FRAME_S + size / FLOOR_BYTES_PER_S
 
 

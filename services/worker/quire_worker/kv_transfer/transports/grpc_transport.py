@@ -1,5 +1,6 @@
-"""The gRPC transport: Put and Get streams on the channel of the control calls. Every lease allows it. A stream may take
-as long as on a data connection, but here the time that the engine takes counts too."""
+"""The gRPC transport: Put and Get streams on the channel of the control calls. Every lease allows it. A stream has
+the time budget of a data connection (`time_budget_s`), and the kvstore's own limit. Unlike there, time in which the
+stream waits for the engine counts."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class SharedNixlAgent:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[NixlAgent]:
-        """Yield the agent. It is made if there is none, while other users wait, and closed when it has not been used
-        for `idle_s`, or after this use if the system has no thread left that could close it later. Raises
-        DataConnectionError if it cannot be made."""
+        """Yield the agent. If there is none, it is made, and other users wait meanwhile. It is closed when it has not
+        been used for `idle_s`. If the system has no thread left that could close it later, it is closed after this use.
+        Raises DataConnectionError if it cannot be made."""
         with self._lock:
             if self._agent is None:
                 self._agent = NixlAgent(self._ring)
@@ -77,7 +77,7 @@ class SharedNixlAgent:
             with self._lock:
                 self._users -= 1
                 if not self._users:
-                    self._close_later(agent)
+                    self._schedule_close(agent)
 
     def _begin(self) -> None:
         """Make an agent once, which loads NIXL, then let those go on that wait in `await_begun`; an error is logged."""
@@ -89,14 +89,14 @@ class SharedNixlAgent:
         finally:
             self._begun.set()
 
-    def _close_later(self, agent: NixlAgent) -> None:
+    def _schedule_close(self, agent: NixlAgent) -> None:
         """Start the timer that closes the agent. If no thread is left for the timer, close the agent at once. The
         caller holds the lock."""
         timer = threading.Timer(self._idle_s, self._close_idle)
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError:  # no thread is left
+        except RuntimeError:
             agent.close()
             self._agent = None
         else:

@@ -26,7 +26,7 @@ from quire_router.front.grpc.smg.request_codec import aborted_ids, parse_generat
 from quire_router.front.grpc.smg.response_codec import SmgFormat
 from quire_router.front.grpc.smg.sent_sequences import SentSequences
 from quire_router.front.request_ids import new_request_id, request_id_from
-from quire_router.principal import ADMIN, INFERENCE, KeyLimits
+from quire_router.principal import ADMIN, INFERENCE, NO_LIMITS
 from quire_router.replicas.fleet import no_replica
 from quire_router.requests.deadline import shortest_timeout_s
 from quire_router.sequences.job import Caller
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _ABORTED = "ABORTED"
 _SUBSCRIBE = "vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
-_NO_LIMITS = KeyLimits()
 
 
 def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
@@ -163,7 +162,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         size, KV dtype and most sequences in a batch. Raises Unavailable while there is no replica or no model is
         known."""
         self._authenticate(context)
-        replica, model = self._replica(), self._parts.catalog.resolve("", _NO_LIMITS).model
+        replica, model = self._replica(), self._parts.catalog.resolve("", NO_LIMITS).model
         return vb.GetServerInfoResponse(
             active_requests=self._parts.admission.inside,
             is_paused=not self._parts.admission.open,
@@ -181,7 +180,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         pages counted as tokens. For a data-parallel rank other than 0, the list of loads is empty. Raises Unavailable
         while there is no replica or no model is known."""
         self._authenticate(context)
-        load, page_size = self._replica().load, self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
+        load, page_size = self._replica().load, self._parts.catalog.resolve("", NO_LIMITS).model.pages.page_size
         used = load.pages - load.free_pages
         rank = vb.SchedulerLoad(
             num_running_reqs=load.running,
@@ -237,7 +236,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
         """Convert frames to batches, each with the scheduler's epoch. All frames of a snapshot make one batch; frames
         without changes are left out, and so is an empty snapshot with the sequence number 0."""
-        page_size = self._parts.catalog.resolve("", _NO_LIMITS).model.pages.page_size
+        page_size = self._parts.catalog.resolve("", NO_LIMITS).model.pages.page_size
         snapshot: list[pb.PageEvents] = []
         async for frame in frames:
             if not frame.snapshot:
