@@ -1,4 +1,4 @@
-"""The scheduler delivers outputs before it updates the metrics, and gives up the worker if it cannot deliver them."""
+"""The order in which the scheduler sends Grants, delivers outputs, ends sessions and updates metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire_common.credit import Epoch, Grant
 from quire_common.sequence import RequestContext
 from quire_scheduler import metrics
 from quire_scheduler.config import SchedulerConfig
@@ -16,6 +17,23 @@ from quire_scheduler.service.wake_event import WakeEvent
 from quire_scheduler.service.worker_link import WorkerLink
 from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello
+
+
+async def test_end_of_a_session_cannot_overtake_outputs_that_a_kick_delivers() -> None:
+    """`Session.deliver` schedules the check whether the session is over behind the kick of its last requests."""
+    order, grants = list[str](), [Grant(Epoch(1, 1), 1)]
+    engine: Any = SimpleNamespace(
+        call_for_grants=lambda _: None,
+        next_grant=lambda: grants.pop() if grants else None,
+        flush=lambda: order.append("outputs"),
+    )
+    link = WorkerLink(SchedulerConfig(), engine)
+    link._call = object()
+    link._kick()
+    asyncio.get_running_loop().call_soon(order.append, "check")
+    await asyncio.sleep(0)
+    assert order == ["outputs", "check"] and not grants
+    await link.close()
 
 
 async def test_worker_is_given_up_if_outputs_cannot_be_delivered() -> None:
