@@ -17,7 +17,7 @@ from quire_worker.model.parameters import parameter_specs
 from tests.parity.families import CASES, SIZES, causal_class
 
 # Fields that these models' own config.json files have.
-OWN: dict[str, dict[str, Any]] = {"mpt": {"max_seq_len": 256}}
+EXTRA_FIELDS: dict[str, dict[str, Any]] = {"mpt": {"max_seq_len": 256}}
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def config_of(name: str) -> dict[str, Any]:
     fields = {key: value for key, value in (SIZES | CASES[name][1]).items() if value is not ...}
     named = {"architectures": [causal_class(name)]}
     _, family = find_family(ConfigFile(named))
-    return fields | named | {"model_type": family.model_type} | OWN.get(name, {})
+    return fields | named | {"model_type": family.model_type} | EXTRA_FIELDS.get(name, {})
 
 
 def spec_of(fields: dict[str, Any]) -> ArchSpec:
@@ -38,11 +38,11 @@ OPTIONAL = ("head_dim", "n_inner")
 
 
 @pytest.mark.parametrize(
-    ("name", "without"),
-    [(name, left) for name in CASES for left in ("", *OPTIONAL) if not left or left in config_of(name)],
+    ("name", "left_out"),
+    [(name, left_out) for name in CASES for left_out in ("", *OPTIONAL) if not left_out or left_out in config_of(name)],
 )
-def test_plan_counts_the_parameters_of_each_family(name: str, without: str, tmp_path: Path) -> None:
-    fields = {key: value for key, value in config_of(name).items() if key != without}
+def test_plan_reads_the_same_sizes_as_the_worker(name: str, left_out: str, tmp_path: Path) -> None:
+    fields = {key: value for key, value in config_of(name).items() if key != left_out}
     for tied in (None, False, True):
         config = fields if tied is None else fields | {"tie_word_embeddings": tied}
         (tmp_path / "config.json").write_text(json.dumps(config))

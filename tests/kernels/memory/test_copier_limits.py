@@ -1,4 +1,4 @@
-"""How long a copier waits for a GPU that hangs. A stand-in for CUDA's streams: no GPU is needed."""
+"""CudaCopier raises DEVICE_HUNG for copies that do not end. A fake stream stands for CUDA's, so no GPU is needed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def copier(stream: Stream) -> Iterator[CudaCopier]:
     ring.close()
 
 
-def test_copies_that_hang_end_the_wait_by_name(copier: CudaCopier, stream: Stream) -> None:
+def test_drain_and_close_raise_device_hung_if_copies_hang(copier: CudaCopier, stream: Stream) -> None:
     stream.hangs = True
     ticket = copier.record_event()
     for wait in (copier.drain, copier.close):
@@ -68,7 +68,7 @@ def test_copies_that_hang_end_the_wait_by_name(copier: CudaCopier, stream: Strea
     assert copier.is_complete(ticket)
 
 
-def test_end_of_copies_that_cannot_be_marked_is_awaited_for_a_limited_time(
+def test_record_event_without_an_event_raises_device_hung_if_copies_hang(
     copier: CudaCopier, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:

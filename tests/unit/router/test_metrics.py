@@ -1,4 +1,4 @@
-"""Metrics of tenants, routes and models are made once, and count on."""
+"""Metrics by tenant, route and model keep their counts between calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire_common.telemetry.metrics import registry
 from quire_router import metrics
 
 
-def test_tenant_counts_its_requests_and_tokens() -> None:
+def test_tenant_metrics_count_requests_and_tokens() -> None:
     for _ in range(2):
         metrics.of_tenant("tenant-of-test").request_ended(5, 3)
     labels = {"tenant": "tenant-of-test"}

@@ -124,7 +124,7 @@ def test_request_ids_are_cut_and_cleaned() -> None:
     request_id.reset(token)
 
 
-def test_per_cent_sign_in_a_message_is_text(stream: io.StringIO) -> None:
+def test_percent_signs_in_a_message_are_not_format_codes(stream: io.StringIO) -> None:
     setup_logging("router", "info", "json", stream=stream)
     log.info("90 % of %s", share=0.9)
     (line,) = lines(stream)

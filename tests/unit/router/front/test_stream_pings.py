@@ -8,7 +8,7 @@ from quire_router.front.http import stream_writer
 from tests.unit.router.makers import make_generation, make_job
 
 
-@pytest.mark.parametrize("logprobs", [-1, 0])
+@pytest.mark.parametrize("logprobs", [-1, 0], ids=["without logprobs", "with logprobs"])
 async def test_pings_lose_no_delta(logprobs: int) -> None:
     generation = make_generation(make_job(logprobs=logprobs))
     assert generation.listens == (logprobs < 0)
@@ -25,7 +25,7 @@ async def test_pings_lose_no_delta(logprobs: int) -> None:
     assert delta.text == "a" and pings == 3
 
 
-async def test_without_pings_deltas_are_awaited() -> None:
+async def test_ping_s_0_sends_no_ping() -> None:
     generation = make_generation(make_job())
     generation.sequences[0].add_text("a", -1, 1)
 

@@ -22,5 +22,5 @@ def test_timings_of_one_phase_and_instance_are_summed() -> None:
     assert engines == [HopTiming("worker", "prefill", 20, 4, "a"), HopTiming("worker", "prefill", 10, 2, "b")]
 
 
-def test_generation_without_migrations_has_no_such_timing() -> None:
+def test_generation_without_migrations_has_no_migrate_timing() -> None:
     assert [each.phase for each in make_generation(make_job()).timings()] == ["total", "detokenize"]

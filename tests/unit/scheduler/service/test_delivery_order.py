@@ -13,7 +13,6 @@ from quire_common.sequence import RequestContext
 from quire_scheduler import metrics
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.service.engine import Engine
-from quire_scheduler.service.wake_event import WakeEvent
 from quire_scheduler.service.worker_link import WorkerLink
 from tests.fakes.scheduler.scheduler_rig import a_sequence
 from tests.fakes.worker.fake_worker import FakeWorker, make_hello
@@ -74,14 +73,3 @@ async def test_requests_that_engine_close_ends_enter_the_metrics(monkeypatch: py
     engine.submit(1, 1, RequestContext("r"), a_sequence(5, 3))
     await engine.close()
     assert reasons == ["error"]
-
-
-async def test_wake_event_wakes_present_waiters_only() -> None:
-    event = WakeEvent()
-    event.set()
-    assert event.sets == 1
-    assert not await event.wait(0.01), "it was set before"
-    waiters = [asyncio.ensure_future(event.wait(5)) for _ in range(2)]
-    await asyncio.sleep(0)
-    event.set()
-    assert await asyncio.gather(*waiters) == [True, True]

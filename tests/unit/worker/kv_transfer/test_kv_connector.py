@@ -117,7 +117,7 @@ def test_a_load_brings_the_leases_first_pages(ring: Ring) -> None:
     assert carries.transport == "grpc"
 
 
-def test_a_stream_may_take_longer_for_more_pages(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_of_a_stream_grows_with_its_pages(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_link, "FLOOR_BYTES_PER_S", PAGE_BYTES / 100)
     store, page_source = Store(1, 2, 3), PlainPageSource(ring)
     connector(store).load(a_load(1, 2), PlainPageSink(ring))
