@@ -1,6 +1,7 @@
 """The layouts of model families, as far as they differ from Llama's: names of fields, defaults, and matrices.
 
-The worker's registry of families says the same and more. This package does not import the worker; a test compares both.
+The worker's registry of families is the source. This package cannot import the worker, so
+tests/parity/test_plan_sizes.py compares the two.
 """
 
 from __future__ import annotations
@@ -17,29 +18,32 @@ class FamilyLayout:
     gated: bool = True
     """Whether the MLP has three matrices; otherwise it has two."""
     output_gate: bool = False
-    """Whether attention has one more matrix, of the size of that of the queries."""
+    """Whether attention has one more projection, as large as the query projection."""
     extra_positions: int | None = None
     """Rows of the position embeddings in addition to the context; None: there are no position embeddings."""
-    tied: bool = False
+    default_tied: bool = False
     """Whether input and output embeddings are one matrix if config.json does not say."""
-    head_dim: int = 0
+    default_head_dim: int = 0
     """The size of a head if config.json does not have the field; 0: hidden_size / heads."""
-    mlp_ratio: int = 0
-    """The width of the MLP, in multiples of hidden_size, if config.json does not say; 0: it must."""
-    context: int | None = None
-    """The context if config.json does not say; None: it must."""
-    multi_query: bool = False
-    """Whether the number of KV heads follows from Falcon's fields."""
+    default_mlp_ratio: int = 0
+    """The width of the MLP, in multiples of hidden_size, if config.json does not say; 0: config.json must have the
+    field."""
+    default_context: int | None = None
+    """The context if config.json does not say; None: config.json must have the field."""
+    falcon_kv_heads: bool = False
+    """Whether the KV heads come from Falcon's fields `new_decoder_architecture`, `num_kv_heads` and `multi_query`;
+    otherwise they come from `num_key_value_heads`."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """The family's name of a field -> Llama's."""
+    """Maps the family's field names to Llama's."""
 
     def adapt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields by Llama's names. A null does not replace a value."""
+        """Return the fields by Llama's names. If config.json has a field under both names, the one that is not null
+        counts, or the later one of two values."""
         adapted: dict[str, Any] = {}
         for name, value in fields.items():
-            usual = self.renamed.get(name, name)
-            if value is not None or adapted.get(usual) is None:
-                adapted[usual] = value
+            llama_name = self.renamed.get(name, name)
+            if value is not None or adapted.get(llama_name) is None:
+                adapted[llama_name] = value
         return adapted
 
 
@@ -70,36 +74,38 @@ _MPT: Final = {
     "max_seq_len": "max_position_embeddings",
 }
 _LLAMA: Final = FamilyLayout()
-_PLAIN: Final = FamilyLayout(gated=False)
-_TIED: Final = FamilyLayout(tied=True)
-_GEMMA: Final = FamilyLayout(tied=True, head_dim=256)
-_HEADS_OF_128: Final = FamilyLayout(head_dim=128)
+_UNGATED: Final = FamilyLayout(gated=False)
+_TIED: Final = FamilyLayout(default_tied=True)
+_GEMMA: Final = FamilyLayout(default_tied=True, default_head_dim=256)
+_HEAD_DIM_128: Final = FamilyLayout(default_head_dim=128)
 # By `model_type` of config.json.
 _LAYOUTS: Final[Mapping[str, FamilyLayout]] = {
-    "afmoe": FamilyLayout(output_gate=True, head_dim=128),
-    "arcee": _PLAIN,
-    "bloom": FamilyLayout(gated=False, tied=True, mlp_ratio=4, context=2048, renamed=_BLOOM),
+    "afmoe": FamilyLayout(output_gate=True, default_head_dim=128),
+    "arcee": _UNGATED,
+    "bloom": FamilyLayout(gated=False, default_tied=True, default_mlp_ratio=4, default_context=2048, renamed=_BLOOM),
     "cohere": _TIED,
     "cohere2": _TIED,
-    "falcon": FamilyLayout(gated=False, tied=True, mlp_ratio=4, context=2048, multi_query=True, renamed=_FALCON),
+    "falcon": FamilyLayout(
+        gated=False, default_tied=True, default_mlp_ratio=4, default_context=2048, falcon_kv_heads=True, renamed=_FALCON
+    ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
-    "glm": _HEADS_OF_128,
-    "glm4": _HEADS_OF_128,
-    "gpt2": FamilyLayout(gated=False, extra_positions=0, tied=True, mlp_ratio=4, renamed=_GPT),
-    "gpt_neox": _PLAIN,
-    "gptj": FamilyLayout(gated=False, mlp_ratio=4, renamed=_GPT),
-    "mpt": FamilyLayout(gated=False, tied=True, mlp_ratio=4, renamed=_MPT),
-    "nemotron": _PLAIN,
-    "opt": FamilyLayout(gated=False, extra_positions=2, tied=True, renamed={"ffn_dim": "intermediate_size"}),
-    "persimmon": _PLAIN,
-    "phi": _PLAIN,
-    "qwen3": _HEADS_OF_128,
-    "qwen3_next": FamilyLayout(output_gate=True, head_dim=256),
-    "seed_oss": _HEADS_OF_128,
+    "glm": _HEAD_DIM_128,
+    "glm4": _HEAD_DIM_128,
+    "gpt2": FamilyLayout(gated=False, extra_positions=0, default_tied=True, default_mlp_ratio=4, renamed=_GPT),
+    "gpt_neox": _UNGATED,
+    "gptj": FamilyLayout(gated=False, default_mlp_ratio=4, renamed=_GPT),
+    "mpt": FamilyLayout(gated=False, default_tied=True, default_mlp_ratio=4, renamed=_MPT),
+    "nemotron": _UNGATED,
+    "opt": FamilyLayout(gated=False, extra_positions=2, default_tied=True, renamed={"ffn_dim": "intermediate_size"}),
+    "persimmon": _UNGATED,
+    "phi": _UNGATED,
+    "qwen3": _HEAD_DIM_128,
+    "qwen3_next": FamilyLayout(output_gate=True, default_head_dim=256),
+    "seed_oss": _HEAD_DIM_128,
     "smollm3": _TIED,
-    "starcoder2": FamilyLayout(gated=False, tied=True),
+    "starcoder2": FamilyLayout(gated=False, default_tied=True),
 }
 
 

@@ -75,30 +75,31 @@ class ModelSizes:
 
 
 def read_sizes(model: Path) -> ModelSizes:
-    """Return the sizes of the model whose folder, config.json or GGUF file is at this path. Missing KV heads equal the
-    heads, and a head_dim that is null is hidden_size / heads; the family has the other defaults. Raises InvalidArgument
-    if the file cannot be read, if a size without a default is missing, or if one is not an integer from 1 to 2**31 - 1,
-    and the errors of `read_gguf_fields`."""
+    """Return the sizes of the model whose folder, config.json or GGUF file is at this path. Sizes that config.json
+    lacks have the family's defaults (family_layouts.py). Without one, the KV heads equal the heads, and head_dim is
+    hidden_size / heads. A head_dim of null is hidden_size / heads in every family. Raises InvalidArgument if the file
+    cannot be read, if a size without a default is missing, or if one is not an integer from 1 to 2**31 - 1, and the
+    errors of `read_gguf_fields`."""
     path = model / "config.json" if model.is_dir() else model
     fields = read_gguf_fields(path) if is_gguf(path) else _read_config(path)
     layout = layout_of(fields)
     fields = layout.adapt(fields)
     heads = _size(fields, "num_attention_heads", path)
     hidden_size = _size(fields, "hidden_size", path)
-    usual_head = 0 if "head_dim" in fields else layout.head_dim
-    inner = layout.mlp_ratio and hidden_size * _size(fields, "expansion_ratio", path, layout.mlp_ratio)
-    context = _size(fields, "max_position_embeddings", path, layout.context)
+    default_head_dim = 0 if "head_dim" in fields else layout.default_head_dim
+    default_mlp_width = _default_mlp_width(fields, layout, hidden_size, path)
+    context = _size(fields, "max_position_embeddings", path, layout.default_context)
     tied = fields.get("tie_word_embeddings")
     return ModelSizes(
         name=_name(model),
         hidden_size=hidden_size,
         layers=_size(fields, "num_hidden_layers", path),
-        intermediate_size=_size(fields, "intermediate_size", path, inner or None),
+        intermediate_size=_size(fields, "intermediate_size", path, default_mlp_width),
         heads=heads,
         kv_heads=_kv_heads(fields, layout, heads, path),
-        head_dim=_size(fields, "head_dim", path, usual_head or max(1, hidden_size // heads)),
+        head_dim=_size(fields, "head_dim", path, default_head_dim or max(1, hidden_size // heads)),
         vocabulary=_size(fields, "vocab_size", path),
-        tied=layout.tied if tied is None else tied is True,
+        tied=layout.default_tied if tied is None else tied is True,
         context=context,
         mlp_matrices=3 if layout.gated else 2,
         output_gate=layout.output_gate,
@@ -106,10 +107,18 @@ def read_sizes(model: Path) -> ModelSizes:
     )
 
 
+def _default_mlp_width(fields: Mapping[str, Any], layout: FamilyLayout, hidden_size: int, path: Path) -> int | None:
+    """Return the width of an MLP without `intermediate_size`; None if the family has no default. `expansion_ratio` is
+    MPT's field. Raises the errors of `_size`."""
+    if not layout.default_mlp_ratio:
+        return None
+    return hidden_size * _size(fields, "expansion_ratio", path, layout.default_mlp_ratio)
+
+
 def _kv_heads(fields: Mapping[str, Any], layout: FamilyLayout, heads: int, path: Path) -> int:
-    """Return the number of KV heads. An older Falcon has one, unless `multi_query` is off. Raises the errors of
-    `_size`."""
-    if not layout.multi_query:
+    """Return the number of KV heads. A Falcon without `new_decoder_architecture` has one KV head, unless `multi_query`
+    is false. Raises the errors of `_size`."""
+    if not layout.falcon_kv_heads:
         return _size(fields, "num_key_value_heads", path, heads)
     if fields.get("new_decoder_architecture"):
         return _size(fields, "num_kv_heads", path, heads)

@@ -94,7 +94,7 @@ class Keeper:
             ready_at = None
             with suppress(OSError):  # no memory for a fork, say: one more start that failed
                 child = self._roster.spawn_again(self._name)
-                ready_at = clock() if await self._serves(child) else None
+                ready_at = clock() if await self._await_serving(child) else None
 
     async def _pause(self, delay_s: float | None) -> None:
         """Wait `delay_s` seconds (None: without limit), or until `retry` is called."""
@@ -104,16 +104,16 @@ class Keeper:
         except TimeoutError:
             return
 
-    async def _serves(self, child: ChildProcess) -> bool:
-        """Wait until the process serves or has ended. A process that does neither in the time in which a stack must be
-        ready is ended: by SIGTERM, then by SIGKILL. Returns whether it serves; if so, an event reports the restart."""
+    async def _await_serving(self, child: ChildProcess) -> bool:
+        """Wait until the process serves or has ended. After `start_timeout_s` it gets SIGTERM, and SIGKILL 5 s later.
+        Returns whether it serves; if so, an event reports the restart."""
         serving = asyncio.ensure_future(self._roster.until_serving(self._name))
         ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
         try:
             limit_s = self._spec.start_timeout_s
             done, _ = await asyncio.wait({serving, ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                self._roster.stop_late(self._name)
+                self._roster.stop_timed_out(self._name)
                 await asyncio.wait({ended}, timeout=FAILED_STOP_S)
                 child.kill()
                 await ended

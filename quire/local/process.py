@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quire.local.pids import ProcessId
 
-# A process that failed to start has nothing to drain. It is killed so long after SIGTERM.
+# Seconds from SIGTERM to SIGKILL for a process that failed to start, which has nothing to drain.
 FAILED_STOP_S = 5.0
 _BOOTSTRAP = Path(__file__).with_name("child.py")
 

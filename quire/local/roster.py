@@ -46,8 +46,8 @@ class Roster:
         self._held = HeldPorts()
         self._ports: dict[str, int] = {}
         self._last_progress: dict[str, float] = {}
-        # Why members are stopped whose newest process was not ready in time.
-        self._late: dict[str, RootCause] = {}
+        # By member, the cause START_TIMEOUT of a process that this roster stopped.
+        self._timed_out: dict[str, RootCause] = {}
         self._state_is_stale = False
         self._began = time.monotonic()
 
@@ -120,9 +120,10 @@ class Roster:
         self._progress(name, "ready")
 
     def cause_of_end(self, name: str) -> RootCause:
-        """Return the reason for the end of the member's process."""
+        """Return the cause of the end of the member's process: START_TIMEOUT if this roster stopped it for that, and
+        otherwise the cause that its log and exit code tell."""
         child = self.children[name]
-        return self._late.get(name) or read_root_cause(child.log, child.exit_code, child.log_start)
+        return self._timed_out.get(name) or read_root_cause(child.log, child.exit_code, child.log_start)
 
     def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
         """Record in the state file that the member's process has ended: the phase is `exited`, or `failed` if the
@@ -149,16 +150,16 @@ class Roster:
         cause = self.cause_of_end(name)
         return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self.children[name].log))
 
-    def too_slow(self) -> StartFailed:
+    def start_timeout_error(self) -> StartFailed:
         """Return the error START_TIMEOUT of a stack that is not ready in time. The error names the first member that is
         not ready, with its phase and log."""
-        late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
-        cause = self._lateness(late)
-        return StartFailed(cause.code, cause.message, cause.fix, service=late, log=str(self._directory.log(late)))
+        name = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
+        cause = self._start_timeout_cause(name)
+        return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self._directory.log(name)))
 
-    def stop_late(self, name: str) -> None:
+    def stop_timed_out(self, name: str) -> None:
         """Send SIGTERM to a member that is not ready in time. The cause of its end is then START_TIMEOUT."""
-        self._late[name] = self._lateness(name)
+        self._timed_out[name] = self._start_timeout_cause(name)
         self.children[name].terminate()
 
     def lost(self) -> Sequence[str]:
@@ -187,11 +188,11 @@ class Roster:
         niceness = 0 if service_of(name) == "worker" else NICENESS
         child = ChildProcess(name, command, self._directory.log(name), environment, again=again, niceness=niceness)
         self.children[name] = child
-        self._late.pop(name, None)
+        self._timed_out.pop(name, None)
         process = child.process
         self.state.services[name] = ServiceState(process.pid, process.start_time, self._ports[name], restarts=restarts)
 
-    def _lateness(self, name: str) -> RootCause:
+    def _start_timeout_cause(self, name: str) -> RootCause:
         """Return the cause START_TIMEOUT, with the member's phase."""
         return RootCause(
             "START_TIMEOUT",

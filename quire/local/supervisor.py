@@ -108,7 +108,7 @@ class Supervisor:
                 waiting, timeout=self._spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                raise roster.too_slow()
+                raise roster.start_timeout_error()
             if any(death in done for death in deaths):
                 await asyncio.wait(deaths, timeout=_FAULT_S)
                 raise self._name_cause(name for name, child in roster.children.items() if child.exited.is_set())

@@ -11,9 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("tuning.md", "troubleshooting.md")
-# Flags of `quire up`, `quire complete`, `quire bench serve` and `quire plan`, and of every service.
+# Flags of `quire up`, `quire restart`, `quire complete`, `quire bench serve` and `quire plan`, and of every service.
 _OF_COMMANDS = (
-    "tokenizers start-timeout timings num-processes gpu requests-per-s prompt-tokens output-tokens ttft-ms itl-ms help"
+    "tokenizers start-timeout timeout timings num-processes gpu requests-per-s prompt-tokens output-tokens ttft-ms "
+    "itl-ms help"
 )
 OF_COMMANDS = set(_OF_COMMANDS.split())
 

@@ -133,4 +133,4 @@ def _check_api_key(key: str) -> None:
         )
     if "," in key:
         raise InvalidArgument("BAD_API_KEY", "An API key has a comma.", "Repeat --api-key for several keys.")
-    bearer(key)
+    bearer(key)  # Raises for a key that a header cannot hold.

@@ -26,7 +26,9 @@ class KvstoreConfig(ServiceConfig):
     max_keys: int = option(8192, "pages that one call may name; a scheduler names up to 8192", at_least=8192)
     max_page_bytes: int = option(256 << 20, "body of one page", at_least=1)
     max_pending_bytes: int = option(
-        256 << 20, "memory for pages under way; more are not wanted, but one always is", at_least=1
+        256 << 20,
+        "memory for pages that are being stored; beyond it, a page is refused unless it is the only one",
+        at_least=1,
     )
     max_transfers: int = option(12, "Put and Get streams at once; more are refused", at_least=1)
     transfer_timeout_s: float = option(60.0, "longest life of a Put or Get stream", at_least=0.01)

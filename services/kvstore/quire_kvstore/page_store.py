@@ -221,7 +221,7 @@ class PageStore:
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Reserve memory for those of the run's pages that are wanted, and grant a lease on them. A page is not wanted
         if RAM or a local tier has it, if another put brings it, or if it or an earlier one gets no room: evicting pages
-        does not help, or puts would hold more than `max_pending_bytes` and more than one page. Pages without room
+        does not help, or the page would exceed `max_pending_bytes` while other pages are pending. Pages without room
         count as refused. While the store drains, none is wanted. Without a wanted page there is no lease.
         `page_bytes`: the size of one page's body. `lease_ms` is as for `lookup`. Raises InvalidArgument for a malformed
         key or a page named twice, TooLarge for too many pages or a bad page size, and Overloaded if there are too many

@@ -101,8 +101,9 @@ class PutManager:
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
         """Reserve memory for the missing pages, or from the first on for as many as memory and `max_pending_bytes`
         allow, evicting other pages but none of this run; pages of the run in RAM move to the end of the order of
-        eviction. Returns them as a put, pending until `finish`; None if there is no room at all. Pages without room
-        count as refused, and watchers are told of evictions. Called with the lock held."""
+        eviction. A page larger than `max_pending_bytes` is taken if no other page is pending. Returns the pages as a
+        put, pending until `finish`; None if there is no room at all. Pages without room count as refused, and watchers
+        are told of evictions. Called with the lock held."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.add_put(0, len(missing) - len(offsets))
@@ -192,8 +193,8 @@ class PutManager:
             "pending pages are not those of the puts",
         )
         counted = sum(put.pending_bytes for put in puts)
-        largest = HEADER_BYTES + self._config.max_page_bytes
-        bound = max(self._config.max_pending_bytes, largest)
+        largest_framed_bytes = HEADER_BYTES + self._config.max_page_bytes
+        bound = max(self._config.max_pending_bytes, largest_framed_bytes)
         require(self.pending_bytes == counted <= bound, "pending bytes were miscounted")
         for put in puts:
             require(put.busy <= put.offsets.keys(), "a page that has no memory is being written")
@@ -212,15 +213,15 @@ class PutManager:
 
     def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
         """Reserve `size` bytes for each of the missing pages, from the first on, until memory or `max_pending_bytes` is
-        used up. A page that is larger than that may be pending alone. Pages of `keep` are not evicted for that, and are
+        used up. A page larger than `max_pending_bytes` may be pending alone. Pages of `keep` are not evicted, and are
         refreshed. Returns the offsets by index."""
         offsets: dict[int, int] = {}
-        most_bytes = max(self._config.max_pending_bytes, size)
+        limit_bytes = max(self._config.max_pending_bytes, size)
         for page in keep:
             self._ram.acquire_page(page)
         for index in missing:
             pending_bytes = self.pending_bytes + size * (len(offsets) + 1)
-            offset = self._ram.reserve(size) if pending_bytes <= most_bytes else None
+            offset = self._ram.reserve(size) if pending_bytes <= limit_bytes else None
             if offset is None:
                 break
             offsets[index] = offset
