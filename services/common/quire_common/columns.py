@@ -43,31 +43,22 @@ def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype
 
 def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
     """Return a read-only int32 view of the column. Raises InvalidArgument if its length is no multiple of 4."""
-    try:
-        return np.frombuffer(column, I32) if column else NO_I32
-    except ValueError:
-        raise _bad_column(column, I32, name) from None
+    return _view(column, I32, name) if column else NO_I32
 
 
 def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
     """Return a read-only int64 view of the column. Raises InvalidArgument if its length is no multiple of 8."""
-    try:
-        return np.frombuffer(column, I64) if column else NO_I64
-    except ValueError:
-        raise _bad_column(column, I64, name) from None
+    return _view(column, I64, name) if column else NO_I64
 
 
 def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
     """Return a read-only float32 view of the column. Raises InvalidArgument if its length is no multiple of 4."""
-    try:
-        return np.frombuffer(column, F32) if column else NO_F32
-    except ValueError:
-        raise _bad_column(column, F32, name) from None
+    return _view(column, F32, name) if column else NO_F32
 
 
 def u8(column: bytes, name: str = "column") -> NDArray[np.uint8]:
     """Return a read-only uint8 view of the column."""
-    return np.frombuffer(column, U8) if column else NO_U8
+    return _view(column, U8, name) if column else NO_U8
 
 
 def pack_i32(values: Sequence[int] | NDArray[Any]) -> bytes:
@@ -107,11 +98,13 @@ def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
     return found.pop() if found else 0
 
 
-def _bad_column(column: bytes, dtype: np.dtype[Any], name: str) -> InvalidArgument:
-    """Return the error for a column whose bytes are no whole number of elements."""
-    return InvalidArgument(
-        "BAD_COLUMN",
-        f"Column {name} has {len(column)} bytes, no multiple of {dtype.itemsize}.",
-        "Send packed little-endian values.",
-        param=name,
-    )
+def _view(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    """Return a read-only view of a column. Raises InvalidArgument if its length is no multiple of the element size."""
+    if len(column) % dtype.itemsize:
+        raise InvalidArgument(
+            "BAD_COLUMN",
+            f"Column {name} has {len(column)} bytes, no multiple of {dtype.itemsize}.",
+            "Send packed little-endian values.",
+            param=name,
+        )
+    return np.frombuffer(column, dtype)

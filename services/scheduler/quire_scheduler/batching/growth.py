@@ -46,17 +46,20 @@ _NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
 
 class Growth:
     """Grows the sequences for one Grant at a time: `plan_growth` gives them pages, then `take_growth` returns these
-    pages as the columns of the Grant. `has_untaken_pages`: whether some slots got pages that `take_growth` has not
-    returned yet."""
+    pages as the columns of the Grant."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
         self._lifecycle = lifecycle
         self._policy = policy
-        self.has_untaken_pages = False
         self._slot: NDArray[np.intp] = _NO_SLOTS
         self._count: NDArray[np.int32] = np.empty(0, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
+
+    @property
+    def has_untaken_pages(self) -> bool:
+        """Whether some slots got pages that `take_growth` has not returned yet."""
+        return len(self._slot) > 0
 
     def plan_growth(self, now: float) -> bool:
         """Give all slots new pages, if any slot has pages for less than its lead (the positions that it should be able
@@ -105,7 +108,6 @@ class Growth:
             np.repeat(np.arange(groups, dtype=np.int32), int(count.sum())),
             np.array([page for pages in self._pages for page in pages], np.int32),
         )
-        self.has_untaken_pages = False
         self._slot, self._count, self._pages = _NO_SLOTS, self._count[:0], [[] for _ in self._pages]
         return grown
 
@@ -129,7 +131,6 @@ class Growth:
         fits = np.cumsum(missing[short]) <= replica.pools.free
         slot, count = active[short[fits]], missing[short[fits]]
         if len(slot):
-            self.has_untaken_pages = True
             counts = count.tolist()
             requests = [slots.held(s) for s in slot.tolist()]
             given = replica.pools.give_each(requests, counts)

@@ -20,12 +20,15 @@ _WINDOW = 32
 
 
 class RecentMaximum:
-    """`value` is the largest measurement of the present window and of the one before it; 0 before the first
-    measurement."""
+    """The largest measurement of the present window and of the one before it; 0 before the first measurement."""
 
     def __init__(self) -> None:
-        self.value = 0
         self._measured = self._largest = self._largest_before = 0
+
+    @property
+    def value(self) -> int:
+        """The largest recent measurement."""
+        return max(self._largest, self._largest_before)
 
     def add(self, measured: int) -> None:
         """Add a measurement. After each 32 measurements a new window begins; the maximum of the last full window is
@@ -34,7 +37,6 @@ class RecentMaximum:
             self._largest_before, self._largest, self._measured = self._largest, 0, 0
         self._largest = max(self._largest, measured)
         self._measured += 1
-        self.value = max(self._largest, self._largest_before)
 
 
 class _Sent(NamedTuple):
@@ -46,16 +48,19 @@ class _Sent(NamedTuple):
 
 
 class RunAhead:
-    """`steps` is the number of steps that credit must cover, so that it does not run out before more credit arrives:
-    the largest recent distance plus MARGIN. Before the first measurement, `at_first` counts as the distance."""
+    """The largest recent distance plus a margin. Before the first measurement, `at_first` counts as the distance."""
 
     def __init__(self, at_first: int) -> None:
-        self.steps = _steps_to_cover(at_first)
         self._at_first = at_first
         self._sent: deque[_Sent] = deque()
         self._completed = 0
         self._stalls = 0
         self._distance = RecentMaximum()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that credit must cover, so that it does not run out before more credit arrives."""
+        return min((self._distance.value or self._at_first) + MARGIN, MOST_STEPS)
 
     def sent(self, seq: int) -> None:
         """Note that Grant `seq` was sent."""
@@ -76,10 +81,4 @@ class RunAhead:
             distance = first - sent.completed
             # The worker stood still meanwhile; otherwise it would have run further.
             self._distance.add(2 * distance if self._stalls > sent.stalls else distance)
-            self.steps = _steps_to_cover(self._distance.value or self._at_first)
         self._completed = report.first_step + len(applied) - 1
-
-
-def _steps_to_cover(distance: int) -> int:
-    """Return the number of steps that credit must cover, given the distance."""
-    return min(distance + MARGIN, MOST_STEPS)
